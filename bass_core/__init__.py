@@ -13,8 +13,7 @@ from kernels.backends import BACKENDS as ATTENTIONS
 from kernels.support import on_zero_gpu
 
 from .decode.cost_store import may_measure
-from .decode.expected import expected_speedup
-from .decode.measuring import measure_ahead
+from .decode.measuring import expected_speedup, measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import (

@@ -75,14 +75,14 @@ def step(
     x: Texts = [[] for _ in rows]
     q: list[list[Tensor]] = [[] for _ in rows]
     for i in range(max(gammas)):  # L2
-        behind = ask(M_q, [texts[b] + x[b] for b in rows], temperature)  # L3
+        distributions = ask(M_q, [texts[b] + x[b] for b in rows], temperature)  # L3
         for b in rows:
             if i < gammas[b]:
-                q[b].append(behind[b, len(texts[b]) + i - 1])
+                q[b].append(distributions[b, len(texts[b]) + i - 1])
                 x[b].append(noise[b].draw(q[b][i], i, Role.DRAFT))  # L4
-    behind = ask(M_p, [texts[b] + x[b] for b in rows], temperature)  # L7, once for all drafts of all rows
+    distributions = ask(M_p, [texts[b] + x[b] for b in rows], temperature)  # L7, once for all drafts of all rows
     verdict = judge_together if together else judge
-    return [verdict(x[b], q[b], behind[b, len(texts[b]) - 1 :], noise[b]) for b in rows]
+    return [verdict(x[b], q[b], distributions[b, len(texts[b]) - 1 :], noise[b]) for b in rows]
 
 
 def judge(x: list[int], q: list[Tensor], p: Tensor, noise: Noise) -> list[int]:
@@ -169,6 +169,6 @@ def speculative(
     together: bool = False,
 ) -> list[list[int]]:
     """Write the same for one prompt after another, in batches of one."""
-    alone = [([b], [prompt]) for b, prompt in enumerate(prompts)]
+    batches = [([b], [prompt]) for b, prompt in enumerate(prompts)]
     options: dict[str, Any] = {"length": length, "seed": seed, "together": together}
-    return [bass(M_p, M_q, row, new_tokens, temperature, ids=ids, **options)[0] for ids, row in alone]
+    return [bass(M_p, M_q, row, new_tokens, temperature, ids=ids, **options)[0] for ids, row in batches]

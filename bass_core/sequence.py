@@ -47,7 +47,6 @@ class Sequence:
     """One sequence of a batch.
 
     Attributes:
-        index: the sequence's place in the request.
         id: key of the sequence's random numbers.
         eos: token ids that end the sequence.
         token_ids: the new tokens only; `tokens` also has the prompt.
@@ -115,7 +114,6 @@ class Candidate:
     None marks a number that the rule does not use there.
 
     Attributes:
-        p: the target's probability.
         q: the draft's probability.
         residual: the token's probability in the normalised residual max(0, p - q), from which a recovered token is
             drawn.
@@ -182,11 +180,8 @@ class RowRound:
 
     Attributes:
         sequence: index of the sequence.
-        drafted: the draft tokens.
-        p: the target's probability of each draft.
         q: the draft's probability of each draft.
         u: the uniform number that tested each draft; NaN if there is none, e.g. under coupled verification.
-        accepted: number of accepted drafts.
         origins: where each of `tokens` came from.
         finish_reason: why the sequence ended in this round, or None.
         next_p: p of the token after the accepted drafts; NaN in a prefill.

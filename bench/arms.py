@@ -16,8 +16,8 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.decode.measuring import with_costs
-from bass_core.decode.outside.call import PAD, call_generate
 from bass_core.decode.request import make_request
+from bass_core.decode.transformers_generate.call import PAD, call_generate
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
 

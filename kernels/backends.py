@@ -138,7 +138,6 @@ def captured_extent(backend: str, columns: int, max_columns: int) -> int:
     fills 300.
 
     Args:
-        backend: name of the backend.
         columns: columns that the longest row fills.
         max_columns: columns of the cache.
     """

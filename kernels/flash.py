@@ -73,9 +73,7 @@ class Version:
     """A flash-attn package.
 
     Attributes:
-        name: what people call it.
         modules: the modules that may have the function, tried in order.
-        function: its name.
         capabilities: the compute capabilities that it runs on.
         call: calls the function with the arguments of `attend`.
     """

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -136,14 +137,14 @@ class AttentionPlan:
         value: _T = self._cached[key]
         return value
 
-    @property
+    @cached_property
     def own_host(self) -> list[int]:
         """Return `own_lengths` on the host; empty for a captured step."""
         if self.shared is None:
             return self.host
         return [length - start for length, start in zip(self.host, self.shared.host_starts, strict=True)]
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Return how many own columns a row of this step may see at most."""
         return max(self.own_host) + self.queries if self.captured_extent is None else self.captured_extent
@@ -153,39 +154,35 @@ class AttentionPlan:
         """Return a number that is greater than every position in this step."""
         return self.extent + (0 if self.shared is None else self.shared.extent)
 
-    @property
+    @cached_property
     def needs_mask(self) -> bool:
         """Return False if every query sees the whole extent: one new token per row and equally long rows."""
         if self.captured_extent is not None or self.queries > 1 or self.gap is not None or self.tree is not None:
             return True
         return min(self.own_host) != max(self.own_host)
 
-    @property
+    @cached_property
     def columns(self) -> Tensor:
         """Return the number of each new token in its row, where its keys and values are stored: int64 [B, S]."""
-        device = self.lengths.device
-        return self.once("columns", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
+        return self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
         """Return the position of each new token in its row's text, int64 [B, S]; siblings in a tree share one."""
         tree = self.tree
         if tree is None:
             return self.columns
-        return self.once("positions", lambda: (self.lengths - tree.before)[:, None] + tree.depths)
+        return (self.lengths - tree.before)[:, None] + tree.depths
 
-    @property
+    @cached_property
     def own_lengths(self) -> Tensor:
         """Return how many own columns of each row were filled before this step: int64 [B]."""
-        shared = self.shared
-        if shared is None:
-            return self.lengths
-        return self.once("own lengths", lambda: self.lengths - shared.starts)
+        return self.lengths if self.shared is None else self.lengths - self.shared.starts
 
-    @property
+    @cached_property
     def new_lengths(self) -> Tensor:
         """Return how many own columns each row has with its new tokens: int32 [B]."""
-        return self.once("new lengths", lambda: (self.own_lengths + self.queries).to(torch.int32))
+        return (self.own_lengths + self.queries).to(torch.int32)
 
     def window_starts(self, window: int) -> Tensor:
         """Return `window_start` of each row: int64 [B]."""
@@ -215,7 +212,6 @@ class AttentionPlan:
 
         Args:
             columns: int64 [N] or [B, 1, N].
-            window: the layer's window.
         """
         if self.tree is not None:
             return self._hidden_in_tree(self.tree, columns, window)

@@ -26,7 +26,6 @@ class Card:
     Attributes:
         capability: compute capability times ten, e.g. 90 for 9.0.
         shared: the maximum number of bytes of shared memory that a program may use.
-        processors: number of multiprocessors.
     """
 
     capability: int

@@ -59,10 +59,10 @@ class Method(Protocol):
     def outside(self) -> bool: ...
 
 
-def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
-    """Check that every group of methods in `together` fits the memory.
+def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> int:
+    """Return the bytes that the request needs; idle caches are freed if it needs their memory.
 
-    The methods of a group run at the same time; the groups run one after another.
+    The methods of a group in `together` run at the same time; the groups run one after another.
 
     Raises:
         RequestError: if a group does not fit.
@@ -74,14 +74,9 @@ def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
 
     rows, tokens = len(request.prompts), request.max_new_tokens
     needed = needs(rows, tokens)
-    if needed > int(available_bytes(pair.device) * _HEADROOM):
-        for model in (pair.target_step, pair.draft_step):
-            if model is not None:
-                release_idle(model)
-    free = available_bytes(pair.device)
-    limit = int(free * _HEADROOM)
+    limit = make_room(pair, needed)
     if needed <= limit:
-        return
+        return needed
     shorter = _largest(tokens, limit, lambda fewer: needs(rows, fewer))
     remedies = []
     if smaller := _largest(rows, limit, lambda fewer: needs(fewer, tokens)):
@@ -92,8 +87,20 @@ def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
         remedies.append(f"a batch of 1 with {_new_tokens(shorter_row)} would fit")
     advice = ", or ".join(remedies) or "shorten the prompt or ask for fewer tokens"
     raise RequestError(
-        f"This request needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: {advice}."
+        f"This request needs about {needed / 2**30:.1f} GiB and {limit / _HEADROOM / 2**30:.1f} GiB are free: "
+        f"{advice}."
     )
+
+
+def make_room(pair: ModelPair, needed: int) -> int:
+    """Return the bytes that a request may take, after freeing idle caches if they are fewer than `needed`."""
+    limit = int(available_bytes(pair.device) * _HEADROOM)
+    if needed <= limit:
+        return limit
+    for model in (pair.target_step, pair.draft_step):
+        if model is not None:
+            release_idle(model)
+    return int(available_bytes(pair.device) * _HEADROOM)
 
 
 def _new_tokens(count: int) -> str:

@@ -1,20 +1,14 @@
-"""Measure the cost of a round on this machine, for a pair and a device, and store it.
-
-`cost_table` measures all missing costs right away. `MeasuredCosts.measure` measures step by step (a step
-is a round or a prefill chunk), so the caller can show progress or stop. measuring.py decides when to measure.
+"""Measure the cost of a round on this machine, for a pair and a device, and store it (`MeasuredCosts`).
 
 Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because a
-single unusual time would distort the comparison with all other costs. The costs for a given number of rows are
-stored once all of them are measured. All measurements use texts of about the same length.
+single unusual time would distort the comparison with all other costs. measuring.py decides when to measure.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -33,47 +27,27 @@ from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
-from ..sequence import Sequence
+from ..sequence import Round, Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import DecodingParams
 from .batch import BatchDecoder
-from .cost_store import costs_path, missing_sizes
-from .doubts import DOUBTS
+from .cost_store import DOUBTS, costs_path
 
-# Maximum number of tokens, over all rows, in a measured verification.
-MAX_TOKENS = 96
-
-
-@dataclass(frozen=True)
-class MeasuringPlan:
-    """What to measure for each number of rows.
-
-    Attributes:
-        widths: tokens per row of each verification.
-        drafted: tokens per row of a short and of a long proposal. The difference of their times, divided by the
-            difference of these two numbers, is the cost of a draft token. The rest of a proposal's time is its
-            fixed cost.
-        repeats: how often each verification and proposal is timed, after one untimed run.
-        context: number of tokens of the prompt.
-        coarse: whether to mark the costs as coarse in the table.
-    """
-
-    widths: tuple[int, ...]
-    drafted: tuple[int, int]
-    repeats: int
-    context: int
-    coarse: bool = False
-
-
-FULL = MeasuringPlan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
-# For two numbers of rows, this takes about 2 s with SmolLM2-135M on two cores of a 2.5 GHz Xeon.
-COARSE = MeasuringPlan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
+# Tokens per row of each measured verification, if all rows together have at most MAX_TOKENS.
+WIDTHS, MAX_TOKENS = (1, 2, 3, 5, 9, 17), 96
+# Tokens per row of a short and of a long proposal. The difference of their times, divided by the difference of
+# these two numbers, is the cost of a draft token. The rest of a proposal's time is its fixed cost.
+DRAFTED = (1, 3)
+# How often each verification and proposal is timed, after one untimed run; and the tokens of the prompt. For two
+# numbers of rows, this takes about 2 s with SmolLM2-135M on two cores of a 2.5 GHz Xeon.
+REPEATS, CONTEXT = 3, 32
 
 
 class MeasuredCosts:
     """The cost table of a pair, drafter, backend and kind of sampling: stored costs plus those measured now.
 
     Attributes:
+        path: the table's file, or None to store nothing.
         table: the costs; None until all costs for at least one number of rows are known.
     """
 
@@ -96,23 +70,18 @@ class MeasuredCosts:
         """The numbers of rows whose stored costs a lane doubted."""
         return [rows for rows in (self.table.verify if self.table else ()) if (self.path, rows) in DOUBTS]
 
-    def measure(self, sizes: list[int], plan: MeasuringPlan = FULL, seconds: float = math.inf) -> Iterator[float]:
+    def measure(self, sizes: list[int], seconds: float = math.inf) -> Iterator[float]:
         """Measure for these numbers of rows, one decoder step at a time, for at most `seconds`.
 
         If time runs out before every verification for a number of rows has been timed, that number of rows is
         left out of the table.
-
-        Args:
-            sizes: the numbers of rows.
-            plan: what to measure.
-            seconds: time limit.
 
         Yields:
             The share of the work that is done, from 0 to 1.
         """
         end = time.monotonic() + seconds
         for i, rows in enumerate(sizes):
-            timer = _RoundTimer(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
+            timer = _RoundTimer(self.pair, self.kind, self.backend, self.sampling, self.verification, rows)
             late = False
             for done in timer.steps():
                 yield (i + done) / len(sizes)
@@ -148,63 +117,28 @@ def measure_costs(
     pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, sizes: list[int]
 ) -> CostTable:
     """Measure the costs for these numbers of rows (at least one) now, without storing them."""
-    tables = []
-    for rows in sizes:
-        timer = _RoundTimer(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
-        for _ in timer.steps():
-            pass
-        tables.append(timer.costs())
-    return functools.reduce(CostTable.joined, tables)
-
-
-def cost_table(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
-    """Return the cost table for `rows` rows on this machine; measures and stores missing costs."""
     costs = MeasuredCosts(pair, kind, backend, sampling)
-    for _ in costs.measure(missing_sizes(costs.table, rows, costs.doubted)):
+    costs.path = costs.table = None
+    for _ in costs.measure(sizes):
         pass
     assert costs.table is not None
     return costs.table
 
 
 class _RandomDrafter(Drafter):
-    """Proposes `width` random tokens per row: a round's cost does not depend on which tokens are drafted."""
-
-    width = 0
+    """Proposes random tokens: a round's cost does not depend on which tokens are drafted."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         # Draw on the host, because a GPU's generator raises during a graph capture and after a failed capture.
-        tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
-        return Proposal(tokens, [self.width] * len(rows))
-
-
-class _TimedDecoder(BatchDecoder):
-    """A decoder that records the time of its last proposal (`proposal_ms`)."""
-
-    proposal_ms = 0.0
-
-    def draft_with(self, drafter: Drafter) -> None:
-        """Use another drafter, which drafts chains, from now on."""
-        self.drafter, self._branches = drafter, False
-
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        start = _now(self.target.device)
-        proposal = super()._propose(max_drafts, keys)
-        self.proposal_ms = _now(self.target.device) - start
-        return proposal
-
-
-def _now(device: torch.device) -> float:
-    """Return the time in milliseconds, after the device has finished its queued work."""
-    if is_accelerator(device):
-        runtime(device).synchronize(device)
-    return 1000 * time.perf_counter()
+        tokens = torch.randint(0, self.vocab, (len(rows), max(max_drafts)))
+        return Proposal(to_device(tokens, self.device), max_drafts)
 
 
 class _RoundTimer:
-    """A batch of equal prompts, prefilled once, on which rounds are timed."""
+    """Times rounds on a batch of equal prompts: first those of the draft model, then those of random drafts."""
 
     def __init__(
         self,
@@ -214,80 +148,69 @@ class _RoundTimer:
         sampling: SamplingParams,
         verification: Verification,
         rows: int,
-        plan: MeasuringPlan,
     ) -> None:
-        self.device, self.rows, self.plan = pair.device, rows, plan
+        self.device, self.rows, self.sampling = pair.device, rows, sampling
         self.padded = not pair.target_step.skips_padding
-        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MAX_TOKENS]
-        generator = torch.Generator().manual_seed(0)
-        # `room`: the tokens that each row would get if every draft were accepted.
-        limit = max(plan.widths)
-        drafted = sum(1 + requested for requested in plan.drafted)
-        room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit
+        widths = [width for width in WIDTHS if width == 1 or rows * width <= MAX_TOKENS]
+        # The tokens that each row would get if every draft were accepted, and the drafts of the last round.
+        room = (REPEATS + 1) * max(sum(widths), sum(DRAFTED) + len(DRAFTED)) + max(widths)
         # A target that drafts for itself proposes nothing to a row without a gap (see draft/window.py), so make
         # the prompt long enough to have one.
-        min_context = gapped(WINDOW) if kind.windows else 0
-        context = max(1, min(max(plan.context, min_context), pair.context_length - room))
-        prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
-        length = context + room
+        context = max(CONTEXT, gapped(WINDOW) if kind.windows else 0)
+        context = max(1, min(context, pair.context_length - room))
+        generator = torch.Generator().manual_seed(0)
+        self.prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         self.random = _RandomDrafter(pair.vocab, pair.device)
         self.model: Drafter | None = None
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
+        self.runner = make_runner(pair.target_step, rows, context + room, pair.vocab, backend)
         if kind.timed is not None:
-            texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
-            parts = DrafterInputs(pair, rows, texts, backend, sampling, verification, target=runner)
+            texts = CachedTexts([[i] for i in range(rows)], [context + room] * rows)
+            parts = DrafterInputs(pair, rows, texts, backend, sampling, verification, target=self.runner)
             self.model = kind.timed(parts)
-        drafter: Drafter = self.model or self.random
-        sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
-        self.last = sequences[-1]
-        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), drafter, FixedLength(limit))
-        self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
-        self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
+        # Milliseconds by draft length: of proposals, and of whole rounds with random drafts. The first is untimed.
+        self.draft_times: dict[int, list[float]] = {length: [] for length in DRAFTED if self.model is not None}
+        self.verify_times: dict[int, list[float]] = {width - 1: [] for width in widths}
 
     def steps(self) -> Iterator[float]:
-        """Run the prefill and the rounds; after each decoder step, yield the share of the rounds that are done."""
-        while not self.last.token_ids:
-            self._step()
-            yield 0.0
-        drafts = self.model is not None
-        count = (self.plan.repeats + 1) * (len(self.widths) + drafts * len(self.draft_times))
-        for done, _ in enumerate(self._rounds(drafts), start=1):
-            yield done / count
+        """Run the rounds; after each decoder step, yield the share of the rounds that are done."""
+        done, count = 0, (REPEATS + 1) * (len(self.draft_times) + len(self.verify_times))
+        for drafter, times_by_length in ((self.model, self.draft_times), (self.random, self.verify_times)):
+            if drafter is None:
+                continue
+            decoder = self._decoder(drafter)
+            while not decoder.sequences[-1].token_ids:
+                self._step(decoder)
+                yield done / count
+            # The lengths take turns, so that a slow moment of the machine affects all of them.
+            for length, times in (REPEATS + 1) * list(times_by_length.items()):
+                decoder.policy = FixedLength(length)
+                round_, ms = self._step(decoder)
+                times.append(ms if drafter is self.random else round_.draft_ms or 0.0)
+                done += 1
+                yield done / count
 
-    def _rounds(self, drafts: bool) -> Iterator[None]:
-        """Run rounds with the draft model, then rounds without it; yield after each."""
-        for repeat in range(self.plan.repeats + 1 if drafts else 0):
-            for requested, times in self.draft_times.items():
-                self.decoder.policy = FixedLength(requested)
-                self._step()
-                if repeat:
-                    times.append(self.decoder.proposal_ms)
-                yield
-        self.decoder.draft_with(self.random)
-        self.decoder.policy = FixedLength(max(self.plan.widths))
-        # The widths take turns, so that a slow moment of the machine affects all of them.
-        for repeat in range(self.plan.repeats + 1):
-            for width, times in self.verify_times.items():
-                self.random.width = width - 1
-                ms = self._step()
-                if repeat:
-                    times.append(ms)
-                yield
+    def _decoder(self, drafter: Drafter) -> BatchDecoder:
+        """Return a decoder of the prompts, whose target returns states if the draft model reads them."""
+        sequences = [Sequence(i, i, self.prompt, 10**6, frozenset()) for i in range(self.rows)]
+        policy, states = FixedLength(max(WIDTHS)), self.model is not None and self.model.observes_states
+        params = DecodingParams(self.sampling)
+        return BatchDecoder(sequences, self.runner, params, drafter, policy, return_states=states)
 
     @property
     def timed(self) -> bool:
         """Whether every verification has been timed at least once. Proposals are timed before verifications."""
-        return all(self.verify_times.values())
+        return all(len(times) > 1 for times in self.verify_times.values())
 
     def costs(self) -> CostTable:
         """Return the measured costs; requires `timed`."""
-        points = [(float(self.rows * width), median(times)) for width, times in self.verify_times.items()]
+        points = [(float(self.rows * (n + 1)), median(times[1:])) for n, times in self.verify_times.items()]
         # A wider verification is never cheaper. If noise makes it look cheaper, use the narrower one's time.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
         draft, proposal = {}, {}
         if self.model is not None:
-            short_len, long_len = self.plan.drafted
-            short_ms, long_ms = median(self.draft_times[short_len]), median(self.draft_times[long_len])
+            (short_len, short_ms), (long_len, long_ms) = (
+                (length, median(times[1:])) for length, times in self.draft_times.items()
+            )
             # If noise makes the longer proposal look cheaper than the shorter one, use an upper bound of the cost
             # per token: the longer proposal's time divided by its number of tokens.
             token_ms = (long_ms - short_ms) / (long_len - short_len) if long_ms > short_ms else long_ms / long_len
@@ -296,12 +219,18 @@ class _RoundTimer:
                 max(0.0, short_ms - token_ms * (short_len + READING * self.rows)) if long_ms > short_ms else 0.0
             )
             draft, proposal = {self.rows: token_ms}, {self.rows: proposal_ms}
-        coarse = (self.rows,) if self.plan.coarse else ()
-        return CostTable({self.rows: verify}, draft, self.padded, coarse, proposal)
+        return CostTable({self.rows: verify}, draft, self.padded, proposal)
 
-    def _step(self) -> float:
-        """Run one step of the decoder and return its milliseconds."""
+    def _step(self, decoder: BatchDecoder) -> tuple[Round, float]:
+        """Run one step of a decoder and return its round and its milliseconds."""
         start = _now(self.device)
         with shortage_explained():
-            self.decoder.step()
-        return _now(self.device) - start
+            round_ = decoder.step()
+        return round_, _now(self.device) - start
+
+
+def _now(device: torch.device) -> float:
+    """Return the time in milliseconds, after the device has finished its queued work."""
+    if is_accelerator(device):
+        runtime(device).synchronize(device)
+    return 1000 * time.perf_counter()

@@ -95,6 +95,8 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
     Raises:
         RequestError: for unknown token ids, or for words as texts without a tokenizer.
     """
+    if not (sampling.bad_words or sampling.logit_bias):
+        return sampling
     words: list[tuple[int, ...]] = []
     for word in sampling.bad_words:
         if not isinstance(word, str):

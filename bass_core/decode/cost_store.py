@@ -1,4 +1,4 @@
-"""Storage of a pair's measured costs, and the numbers of rows that a table still needs.
+"""Where measured costs are stored, which numbers of rows a table still needs, and doubt in stored figures.
 
 A table's file name is a hash of everything that a round's cost depends on, so requests that differ in anything
 else share the table. length/costs.py has the table and its file format, calibrate.py measures.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Hashable
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -29,11 +31,15 @@ from ..model.pair import ModelPair
 from ..model.weights.modified import hooked_everywhere, is_hooked, is_patched
 from ..model.weights.placement import device_map
 from ..sample.params import SamplingParams
+from ..sequence import Round
 
 # Version of the file's layout and of the measuring method: increase it when either changes.
-FORMAT = 12
+FORMAT = 13
 # Largest number of rows to measure. With more rows, a round's cost is assumed to depend only on its tokens.
 MAX_MEASURED_ROWS = 16
+# The costs of a number of rows are too high if the median of at least MIN_ROUNDS rounds of one size is less than
+# this share of its stored time. Right costs can be a little too high, because longer texts were measured.
+MIN_ROUNDS, TOO_FAST = 5, 0.75
 
 
 def may_measure() -> bool:
@@ -64,28 +70,82 @@ def can_keep(path: Path | None) -> bool:
     return os.access(path.parent, os.W_OK)
 
 
-def missing_sizes(table: CostTable | None, rows: int, doubted: Collection[int] = ()) -> list[int]:
+def missing_sizes(
+    table: CostTable | None, rows: int, doubted: Collection[int] = (), ends: bool = False
+) -> list[int]:
     """Return the numbers of rows still to measure, for requests of up to `rows` rows.
 
-    These are the powers of two that are not measured yet, or only coarsely, or whose costs are doubted. For
-    example, requests of up to 5 rows need 1, 2, 4 and 8.
+    These are the powers of two that are not measured yet, or whose costs are doubted. For example, requests of up
+    to 5 rows need 1, 2, 4 and 8. If `ends` is true, the first and the last are enough, or a measured larger one.
     """
     sizes = [1 << i for i in range((min(rows, MAX_MEASURED_ROWS) - 1).bit_length() + 1)]
-    known = set() if table is None else table.verify.keys() - {*table.coarse, *doubted}
-    return [size for size in sizes if size not in known]
+    known = {} if table is None else table.verify
+    if ends:
+        sizes = [size for size in sizes if size in (1, *doubted) or size == sizes[-1] > max(known, default=0)]
+    return [size for size in sizes if size not in known or size in doubted]
 
 
-def missing_coarse_sizes(table: CostTable | None, rows: int, doubted: Collection[int] = ()) -> list[int]:
-    """Return the numbers of rows to measure for a coarse estimate.
+class Doubts:
+    """The stored figures that are doubted, each by its file or by the place in its file.
 
-    These are 1 and the last of `missing_sizes`, unless they are measured, and all up to that one whose costs are
-    doubted.
+    A figure that was measured on a busy machine is too slow. A lane that is faster doubts it at its end, and the
+    next measurement, while no lane runs, measures it again. Each is doubted once per process, because a second
+    doubt has another reason: the figure was measured at another size of text, for example, or a processor's cache
+    served the lane.
     """
-    known = [] if table is None else list(table.verify)
-    largest = missing_sizes(None, rows)[-1]
-    missing = {size for size in doubted if size <= largest}
-    missing |= set() if 1 in known else {1}
-    return sorted(missing if max(known, default=0) >= largest else missing | {largest})
+
+    def __init__(self) -> None:
+        self._open: set[Hashable] = set()
+        self._settled: set[Hashable] = set()
+
+    def __contains__(self, figure: Hashable) -> bool:
+        return figure in self._open
+
+    def add(self, figure: Hashable) -> None:
+        """Doubt a figure, unless it has been measured again already."""
+        if figure not in self._settled:
+            self._open.add(figure)
+
+    def settle(self, figure: Hashable) -> None:
+        """Note that a figure has been measured. If it was doubted, it is not doubted again."""
+        if figure in self._open:
+            self._open.remove(figure)
+            self._settled.add(figure)
+
+
+DOUBTS = Doubts()
+
+
+class CostCheck:
+    """Compares the times of a lane's rounds with the stored costs that its policy used.
+
+    The policy corrects wrong costs by the times of its own rounds (length/costs.py), but every text begins with
+    the stored ones. Only costs that are too high are found: a round that takes longer than the stored cost may
+    have run on a busy machine itself.
+    """
+
+    def __init__(self, costs: CostTable) -> None:
+        self.costs = costs
+        # By rows and tokens: measured time / stored time of each round.
+        self._ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def add(self, round_: Round, ms: float) -> None:
+        """Add a round that took `ms` milliseconds, unless its number of rows or tokens was not measured."""
+        if round_.draft_ms is None or round_.fed is None:
+            return
+        counts = round_.fed.counts
+        rows, tokens = len(counts), len(counts) * max(counts) if self.costs.padded else sum(counts)
+        if rows in self.costs.verify and tokens <= self.costs.verify[rows][-1][0]:
+            ratio = (ms - round_.draft_ms) / self.costs.verify_ms(rows, tokens)
+            self._ratios[rows, tokens].append(ratio)
+
+    def too_high(self) -> set[int]:
+        """Return the numbers of rows whose costs are too high."""
+        return {
+            rows
+            for (rows, _), ratios in self._ratios.items()
+            if len(ratios) >= MIN_ROUNDS and median(ratios) < TOO_FAST
+        }
 
 
 def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:

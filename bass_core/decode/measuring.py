@@ -1,10 +1,8 @@
 """A lane's length policy, and the measured round costs that it may need. Both come after admission.
 
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
-`policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing (half a minute for
-a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and uses Algorithm 1 if costs
-can't be measured or stored. Under a simulated clock nothing is measured; the policy uses the clock's
-own costs. calibrate.py has the method of measuring.
+`policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing. "auto" measures
+one row and the largest batch, in at most AUTO_SECONDS, and uses Algorithm 1 if costs can't be measured or stored.
 """
 
 from __future__ import annotations
@@ -14,32 +12,37 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+
+import numpy as np
 
 from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
 from ..length.acceptance import PastDrafts
 from ..length.base import LengthPolicy
 from ..length.costs import RoundCosts
-from ..length.options import AUTO, make_policy, wants_costs
+from ..length.options import AUTO, DraftLength, make_policy, wants_costs
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..predict.clock import SimulatedClock
 from ..predict.roofline import Roofline
+from ..predict.rounds import Acceptance, predict
 from ..sample.params import SamplingParams
-from .calibrate import COARSE, FULL, MeasuredCosts
-from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
+from .calibrate import MeasuredCosts
+from .cost_store import can_keep, may_measure, missing_sizes
 from .peaks import measure_peaks
 from .request import Request
 
-COARSE_SECONDS = 5.0
-# A process stops measuring a table coarsely after this many incomplete tries. If the last of these tries ran out
-# of time, a file next to the table tells later processes not to try. The page and "cost-aware" ignore this limit.
-MAX_COARSE_ATTEMPTS = 2
+AUTO_SECONDS = 5.0
+# "auto" gives up a table for the rest of the process after this many incomplete tries. The first may have had to
+# compile.
+MAX_ATTEMPTS = 2
+TRIALS = 8  # simulated runs of expected_speedup
 
-_attempts: Counter[Path] = Counter()
+_attempts: Counter[Path | None] = Counter()
 # This process's greedy drafts so far, for each table of costs. Drafts of the same pair and drafter are likely to
 # be accepted as often again.
 _past_drafts: defaultdict[Path | None, PastDrafts] = defaultdict(dict)
@@ -87,6 +90,41 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
                 yield
 
 
+def expected_speedup(
+    pair: ModelPair,
+    acceptance: Seq[float],
+    *,
+    rows: int,
+    draft_length: DraftLength,
+    temperature: float = 0.0,
+    max_new_tokens: int = 64,
+) -> float | None:
+    """Predict BASS's speed-up over regular decoding from the costs that earlier races measured here.
+
+    Args:
+        pair: the models. Everything that the request leaves out has its default.
+        acceptance: for each row, the probability that a draft is accepted if those before it are. With fewer
+            entries than rows they repeat.
+        rows: the batch size.
+        draft_length: as in `generate`.
+        temperature: 0 for greedy decoding.
+        max_new_tokens: new tokens per row.
+
+    Returns:
+        The speed-up, or None if the costs for so many rows are not stored.
+    """
+    kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    costs = MeasuredCosts(pair, kind, backend, SamplingParams(temperature=temperature)).table
+    if costs is None or missing_sizes(costs, rows, ends=True):
+        return None
+    chances = Acceptance(np.array([[rate] for rate in acceptance]))
+    regular, bass = (
+        predict(costs, make_policy(length, costs, timed=False), chances, rows, max_new_tokens, trials=TRIALS)
+        for length in (0, draft_length)
+    )
+    return regular.ms_per_token / bass.ms_per_token
+
+
 @dataclass(frozen=True)
 class Progress:
     """Progress of the measurements.
@@ -125,51 +163,38 @@ class Measuring:
         if request.clock is not None:
             self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
-        table_key = (request.kind, request.backend, request.sampling, request.rule)
-        if request.draft_length != AUTO:
-            costs = MeasuredCosts(self.pair, *table_key)
-            yield from self._thoroughly(costs)
+        auto = request.draft_length == AUTO
         # The costs of a user's own drafter object are unknown.
-        elif not request.kind.is_user_object and may_measure():
-            costs = MeasuredCosts(self.pair, *table_key)
-            yield from self._coarsely(costs)
-        else:
+        if auto and (request.kind.is_user_object or not may_measure()):
             return
+        costs = MeasuredCosts(self.pair, request.kind, request.backend, request.sampling, request.rule)
+        yield from self._measure(costs, auto)
         # Don't remember sampled drafts: a later text, drawn with the same random numbers, must not depend on them.
         shared = request.sampling.greedy and request.synthetic_acceptance is None and costs.path is not None
         past_drafts = _past_drafts[costs.path] if shared else None
         self.request = replace(request, costs=costs.table, costs_path=costs.path, past_drafts=past_drafts)
         yield from measure_peaks(self.pair.device, self.pair.dtype)
 
-    def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
-        if sizes := missing_sizes(costs.table, self.rows, costs.doubted):
-            _log.warning("Measuring the cost of a round on this machine, once; this can take a minute.")
-            yield from self._counted(costs.measure(sizes, FULL), math.inf)
-
-    def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
-        """Measure in at most COARSE_SECONDS. Errors are only logged, because the lanes will report them."""
-        sizes = missing_coarse_sizes(costs.table, self.rows, costs.doubted)
-        path = costs.path
-        if not sizes or path is None or _attempts[path] >= MAX_COARSE_ATTEMPTS or not can_keep(path):
+    def _measure(self, costs: MeasuredCosts, auto: bool) -> Iterator[None]:
+        """Measure what is missing. Errors of "auto" are only logged, because the lanes will report them."""
+        sizes, path = missing_sizes(costs.table, self.rows, costs.doubted, ends=auto), costs.path
+        if not sizes or (auto and (path is None or _attempts[path] >= MAX_ATTEMPTS or not can_keep(path))):
             return
-        if _too_slow(path).exists():
-            return
-        if not _attempts[path]:
+        if not auto or not _attempts[path]:
             _log.warning(
-                "Measuring the cost of a round on this machine%s, in at most %g s; BASS_MEASURE=0 turns this off.",
+                "Measuring the cost of a round on this machine%s%s.",
                 " again, because rounds took less than the stored cost" if costs.doubted else ", once",
-                COARSE_SECONDS,
+                f", in at most {AUTO_SECONDS:g} s; BASS_MEASURE=0 turns this off" if auto else "",
             )
+        seconds = AUTO_SECONDS if auto else math.inf
         try:
-            yield from self._counted(costs.measure(sizes, COARSE, COARSE_SECONDS), COARSE_SECONDS)
+            yield from self._counted(costs.measure(sizes, seconds), seconds)
         except Exception as error:
+            if not auto:
+                raise
             _log.warning("The cost of a round could not be measured (%s): %s", type(error).__name__, error)
+        if path is not None and missing_sizes(costs.table, self.rows, ends=auto):
             _attempts[path] += 1
-            return
-        if missing_coarse_sizes(costs.table, self.rows):
-            _attempts[path] += 1
-            if _attempts[path] >= MAX_COARSE_ATTEMPTS:
-                _too_slow(path).touch()
 
     def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
         """Run these measuring steps, which end after `seconds` at the latest, and keep `progress` up to date."""
@@ -179,8 +204,3 @@ class Measuring:
             done = min(1.0, max(share, spent / seconds))
             self.progress = Progress(done, 1000 * spent * (1 - done) / done if share else None)
             yield
-
-
-def _too_slow(table: Path) -> Path:
-    """Return the file that marks a table whose coarse measurement takes too long."""
-    return table.with_suffix(".slow")

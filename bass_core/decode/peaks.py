@@ -5,7 +5,7 @@ number of threads. It runs with the cost measurements (calibrate.py), while no l
 measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
 datasheets.
 
-A peak that was measured on a busy machine is too low. A lane that exceeds it doubts it (doubts.py): the next
+A peak that was measured on a busy machine is too low. A lane that exceeds it doubts it (cost_store.py): the next
 measurement keeps the larger figures.
 """
 
@@ -30,8 +30,7 @@ from ..errors import WeightsError
 from ..machine.cpu_speed import bandwidth_array_bytes, last_cache, product_flops, read_bandwidth
 from ..machine.hardware import Peaks, dense_peak, known_bandwidth
 from ..machine.user_cache import cache_root
-from .cost_store import can_keep, may_measure
-from .doubts import DOUBTS
+from .cost_store import DOUBTS, can_keep, may_measure
 
 # Version of the file's layout and of the measuring method: increase it when either changes.
 FORMAT = 1

@@ -22,13 +22,7 @@ _OURS = ("conversation", "tokenize", "return_dict", "return_tensors", "padding",
 
 @dataclass(frozen=True)
 class Chat:
-    """How texts become conversations.
-
-    Attributes:
-        system: as in Options.
-        variables: `chat_template_kwargs` of Options.
-        raw: as in Options.
-    """
+    """How texts become conversations."""
 
     system: str | None = None
     variables: Mapping[str, Any] | None = None
@@ -82,9 +76,9 @@ def _prompt_per_row(prompt: str | Seq[Any], n: int) -> list[Any]:
         raise RequestError(f"The prompt must be text, token ids, messages, or a list of these; got {type_name}.")
     if not prompt:
         raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
-    if all(isinstance(token, int) for token in prompt):
+    if all([isinstance(token, int) for token in prompt]):
         return [list(prompt)] * n
-    if all(isinstance(item, Mapping) for item in prompt):
+    if all([isinstance(item, Mapping) for item in prompt]):
         return [list(prompt)] * n
     if n not in (1, len(prompt)):
         raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
@@ -105,7 +99,7 @@ def _encode(pair: ModelPair, prompt: Any, chat: Chat) -> list[int]:
     if isinstance(prompt, list | tuple) and prompt and all(isinstance(message, Mapping) for message in prompt):
         _check_messages(pair, prompt, chat)
         return _templated(pair.tokenizer, [dict(message) for message in prompt], chat)
-    if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
+    if not isinstance(prompt, list | tuple) or not set(map(type, prompt)) <= {int}:
         raise RequestError(
             f"A prompt must be text, a list of token ids, or a list of messages; got {type(prompt).__name__}."
         )

@@ -55,11 +55,6 @@ class Request(Options):
     Attributes:
         prompts: token ids, one list per row.
         draft_length: the depth of `tree` if there is one.
-        backend: the chosen attention.
-        kind: the kind of drafter that `drafter` names.
-        rule: the verification that `verification` names.
-        eos: the ids that end a text.
-        context: the model's context length in tokens.
         tokenizer: the pair's; needed if `stop` has strings.
         costs: the costs of rounds, measured or those of the simulated clock; None unless the draft length depends
             on costs (measuring.py).

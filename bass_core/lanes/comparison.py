@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.support import is_accelerator
 
 from ..decode.request import Request
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from ..model.pair import ModelPair
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
@@ -43,7 +43,7 @@ def reference_lane(lanes: Seq[Lane]) -> Lane | None:
     return next((lane for lane in lanes if lane.reference), None)
 
 
-@ours()
+@torch_defaults()
 def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
     """Compare the rows of all other lanes with the reference lane's.
 
@@ -84,10 +84,6 @@ def weigh(
 
     Args:
         logits: [V], the target's logits at this position of its text.
-        params: the sampling parameters.
-        seed: the request's seed.
-        sequence_id: the row's id.
-        position: the position in the row's text.
         tokens: our token and the reference's.
 
     Returns:

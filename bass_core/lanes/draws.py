@@ -21,7 +21,7 @@ from ..decode.batch import BatchDecoder
 from ..decode.request import Request, make_request
 from ..draft.base import Proposal
 from ..errors import RequestError, ask_tokenizer
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from ..model.pair import ModelPair
 from ..options import Options, Prompt
 from ..sample.distribution import dense, probabilities, top
@@ -82,7 +82,7 @@ class Draws(TypedDict):
     speculated: Fit
 
 
-@ours()
+@torch_defaults()
 @torch.inference_mode()
 def draws(
     pair: ModelPair, prompt: Prompt, *, row: int, tokens: Sequence[int], options: Options, count: int = COUNT
@@ -90,11 +90,7 @@ def draws(
     """Draw the token after a row's first tokens many times.
 
     Args:
-        pair: the models.
-        prompt: the prompt or prompts of the race.
-        row: the row of the race.
         tokens: the row's tokens before the position, at least one, as regular decoding wrote them.
-        options: the options of the race.
         count: draws of each decoder.
 
     Raises:

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from typing_extensions import Unpack
 
-from ..decode.admission import admit
+from ..decode.admission import admit, make_room
 from ..decode.measuring import with_costs
 from ..decode.request import make_request
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..sequence import Round
@@ -102,7 +102,6 @@ def generate(
     """Answer a prompt with n sequences.
 
     Args:
-        pair: the models.
         prompt: text, token ids, or a list of either.
         method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd"
             (draft and target work at the same time), or a registered method.
@@ -168,15 +167,14 @@ def finished(lane: Lane) -> Generation:
     return Generation(lane.method, sequences, lane.metrics(), timeline, record, lane.request.copies or [])
 
 
-@ours()
+@torch_defaults()
 def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options, copies: list[Any] | None = None) -> Lane:
     """Check the arguments of a call and build its lane. `copies` as in Request."""
     method_entry = find_method(method)
     request = make_request(pair, prompt, options=options)
     check_method(method_entry, pair, request)
-    admit(pair, request, [method_entry])
+    needed = admit(pair, request, [method_entry])
     warm_up(pair, request)
     request = with_costs(pair, request, policy_rows(request, method_entry))
-    # Warming up and measuring leave idle caches, which admission frees if the lane needs their memory.
-    admit(pair, request, [method_entry])
+    make_room(pair, needed)  # warming up and measuring leave idle caches
     return Lane(pair, replace(request, copies=copies), method)

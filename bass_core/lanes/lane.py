@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..decode.base import CacheBytes, Decoder, TimelineView
-from ..decode.doubts import DOUBTS
+from ..decode.cost_store import DOUBTS, CostCheck
 from ..decode.peaks import doubt_peaks, known_peaks
 from ..decode.request import Request
 from ..decode.text import TextStream
@@ -19,12 +19,11 @@ from ..errors import TokenizerError
 from ..length.costs import CostTable
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from ..model.pair import ModelPair
 from ..model.weights.placement import is_split
 from ..sequence import Reading, Round
 from .clock import LaneClock, PredictedClock
-from .cost_check import CostCheck
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
 from .pace import ENDS, Pace, Tally
@@ -118,7 +117,7 @@ class Lane:
         """Lane time in milliseconds, without the prefills."""
         return self.clock.ms - self.counts.prefill_ms
 
-    @ours()
+    @torch_defaults()
     def step(self) -> Round:
         """Run and time one step, and record its tokens' times. End the lane once its time budget is spent."""
         assert self._decoder is not None, "a finished lane is not stepped"
@@ -152,7 +151,7 @@ class Lane:
         for sequence in self.sequences:
             sequence.finish_reason = sequence.finish_reason or reason
 
-    @ours()
+    @torch_defaults()
     def prepare(self) -> None:
         """Capture the graphs that the first round will replay, outside the measured time."""
         if self._decoder is not None:

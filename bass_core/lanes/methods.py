@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ..decode.amusd.decoder import refuse_amusd
 from ..decode.base import Decoder
-from ..decode.outside.call import refuse_transformers
-from ..decode.outside.decoder import build_transformers
 from ..decode.request import Request
+from ..decode.transformers_generate.call import refuse_transformers
+from ..decode.transformers_generate.decoder import build_transformers
 from ..errors import RequestError
 from ..length.options import fixed_length
 from ..length.policies import RecordedLengths
@@ -29,8 +29,6 @@ class Method:
 
     Attributes:
         name: the value for `method=` and `lanes=`.
-        label: its name on the page.
-        about: one sentence that explains it.
         build: builds a decoder for a checked request and the lane's own sequences.
         drafts: False if it decodes without a drafter.
         batched: True if all rows are in memory together, False if they come one after another.
@@ -147,11 +145,6 @@ def policy_rows(request: Request, method: Method) -> int:
 
 def check_method(method: Method, pair: ModelPair, request: Request) -> None:
     """Check that the method can answer the request.
-
-    Args:
-        method: an entry of METHODS.
-        pair: the models.
-        request: a checked request.
 
     Raises:
         RequestError: if it can't.

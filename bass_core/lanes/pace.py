@@ -44,7 +44,6 @@ class Pace:
         rows: int64 [R], for each round the rows that were unfinished when it began.
         written: int64 [R], the tokens that it appended.
         ms: float64 [R], its time.
-        over: whether the lane has finished.
     """
 
     shared: Counter[int]
@@ -182,8 +181,6 @@ class Tally:
         """Count a round.
 
         Args:
-            kind: "prefill" or another kind of round.
-            ms: its time.
             rows: for each row its index, its number of new tokens, and whether its text ended.
         """
         unfinished, written = self._ended.count(False), 0

@@ -19,13 +19,13 @@ from typing import cast
 
 from typing_extensions import Unpack
 
-from ..decode.admission import admit
+from ..decode.admission import admit, make_room
 from ..decode.measuring import Measuring
 from ..decode.request import Request, make_request
 from ..errors import RequestError
 from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
-from ..machine.torch_state import ours, stepped
+from ..machine.torch_state import stepped, torch_defaults
 from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..sequence import record_of
@@ -57,7 +57,6 @@ def race(
     Closing the generator ends the work and frees the memory.
 
     Args:
-        pair: the models.
         prompt: text, token ids, or a list of either.
         lanes: names from METHODS.
         scheduling: "fair", "overlap" or "in_turn", see the module docstring.
@@ -79,17 +78,18 @@ def race(
     request = make_request(pair, prompt, options=all_options)
     for method in methods:
         check_method(method, pair, request)
-    _admit(pair, request, methods, scheduling)
-    return _run(pair, request, methods, scheduling, stopped)
-
-
-def _admit(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> None:
-    """Refuse a request that does not fit the memory. "in_turn" needs only one lane's memory at a time."""
-    admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
+    # "in_turn" needs only one lane's memory at a time.
+    needed = admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
+    return _run(pair, request, methods, scheduling, stopped, needed)
 
 
 def _run(
-    pair: ModelPair, request: Request, methods: list[Method], scheduling: str, stopped: Callable[[], bool]
+    pair: ModelPair,
+    request: Request,
+    methods: list[Method],
+    scheduling: str,
+    stopped: Callable[[], bool],
+    needed: int,
 ) -> Iterator[Snapshot]:
     monitor = Monitor(pair.device)
     lanes: list[Lane] = []
@@ -104,10 +104,9 @@ def _run(
             if measuring.progress is not None:
                 snapshot["measuring"] = record_of(measuring.progress)
             yield snapshot
-        # Warming up and measuring leave idle caches, which admission frees if the lanes need their memory.
-        _admit(pair, request, methods, scheduling)
+        make_room(pair, needed)  # warming up and measuring leave idle caches
         request, start = measuring.request, time.perf_counter()
-        with ours():
+        with torch_defaults():
             for method in methods:  # one by one, so that an error or Ctrl-C ends those that exist
                 lanes.append(Lane(pair, request, method.name))
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS, stopped):

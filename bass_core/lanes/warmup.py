@@ -14,7 +14,7 @@ import weakref
 from kernels.support import is_accelerator, runtime
 
 from ..decode.request import Request, make_request
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from ..model.pair import ModelPair
 from .build import build_bass
 
@@ -26,7 +26,7 @@ _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 
 
-@ours()
+@torch_defaults()
 def warm_up(pair: ModelPair, request: Request) -> None:
     """Run one prefill and one round of drafting and verification, once per pair and process.
 

@@ -116,7 +116,6 @@ class AcceptanceEstimate:
         """Return float64 [doubts, rows, limit], the probabilities that at least 1, 2, ... drafts are accepted.
 
         Args:
-            rows: ids of rows.
             doubts: numbers of standard errors to add to each position's rate.
         """
         # If only one row has drafted, the rates of all rows hold its observations already. Counting them twice

@@ -41,10 +41,8 @@ class Feedback(NamedTuple):
     """The result of a round. Lists have one entry per row, in the order of the rows.
 
     Attributes:
-        offers: the offers that `lengths` was called with.
         lengths: the lengths that it returned.
         drafted: verified drafts, fewer than `lengths` if the drafter stopped early.
-        accepted: accepted drafts.
         draft_forwards: forwards of a draft model in this round.
         ms: wall time of the round in milliseconds, NaN if not measured.
         draft_ms: wall time of its drafting, NaN if not measured.

@@ -69,12 +69,12 @@ class RoundPlan(NamedTuple):
 
     Attributes:
         lengths: one per row.
-        lost: the part of a trial's expected loss, in ms, that its budget has to pay.
+        charged_ms: the part of a trial's expected loss, in ms, that its budget has to pay.
         tries_plain: whether the round is a trial of a plain step.
     """
 
     lengths: list[int]
-    lost: float
+    charged_ms: float
     tries_plain: bool = False
 
 
@@ -98,7 +98,6 @@ class CostAware:
     """The policy that the module docstring describes.
 
     Args:
-        table: costs of rounds.
         timed: whether the rounds' own times correct them.
         past: counts of earlier calls, which this policy adds to. None: there were none.
     """
@@ -242,9 +241,10 @@ class CostAware:
         plan = self.plan(offers)
         if self._start is None and any(offer.most > 0 for offer in offers):
             self._start = START * _left(offers) * self._plain_ms(rows)
-        if plan.lost and feedback.lengths == plan.lengths:
-            spent = min(plan.lost, self._allowance)
-            self._allowance, self._start = self._allowance - spent, (self._start or 0.0) - (plan.lost - spent)
+        if plan.charged_ms and feedback.lengths == plan.lengths:
+            spent = min(plan.charged_ms, self._allowance)
+            self._allowance -= spent
+            self._start = (self._start or 0.0) - (plan.charged_ms - spent)
         self._allowance += EXPLORE * self._ms(feedback)
         skipped = self._skips_plan(offers)
         self._rounds, self._plain = self._rounds + 1, self._plain + (not any(feedback.lengths))

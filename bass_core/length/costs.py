@@ -50,14 +50,12 @@ class CostTable:
         verify: for each number of rows a list of (tokens of all rows, ms of a verification).
         draft: ms of one forward of the draft. Empty if the drafter runs no model.
         padded: whether padding costs as much as tokens. `tokens` is then rows x tokens of the widest row.
-        coarse: the numbers of rows that were measured quickly, with few points and repeats.
         proposal: ms of a proposal besides its forwards, for the same rows as `draft`, or empty.
     """
 
     verify: dict[int, list[Point]]
     draft: dict[int, float]
     padded: bool
-    coarse: tuple[int, ...] = ()
     proposal: dict[int, float] = field(default_factory=dict)
 
     def verify_ms(self, rows: int, tokens: float) -> float:
@@ -76,12 +74,10 @@ class CostTable:
         """Return this table plus the entries of `other`, which replace ours for the same number of rows."""
         verify, draft = self.verify | other.verify, self.draft | other.draft
         proposal = self.proposal | other.proposal
-        coarse = {rows for rows in self.coarse if rows not in other.verify} | set(other.coarse)
         return CostTable(
             dict(sorted(verify.items())),
             dict(sorted(draft.items())),
             other.padded,
-            tuple(sorted(coarse)),
             dict(sorted(proposal.items())),
         )
 
@@ -109,7 +105,7 @@ def read_table(path: Path | None) -> CostTable | None:
         verify = {int(rows): [(x, y) for x, y in points] for rows, points in data["verify"].items()}
         draft = {int(rows): ms for rows, ms in data["draft"].items()}
         proposal = {int(rows): ms for rows, ms in data["proposal"].items()}
-        table = CostTable(verify, draft, data["padded"], tuple(data["coarse"]), proposal)
+        table = CostTable(verify, draft, data["padded"], proposal)
         return table if _is_sound(table) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -123,7 +119,6 @@ def _is_sound(table: CostTable) -> bool:
     return (
         bool(lines)
         and isinstance(table.padded, bool)
-        and set(table.coarse) <= set(table.verify)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and all(points and min(y for _, y in points) > 0 for points in lines)
         and all(_ascends([x for x, _ in points]) for points in lines)
@@ -212,7 +207,6 @@ class CorrectedCosts:
         """Learn from the times of a round.
 
         Args:
-            rows: the round's rows.
             tokens: verified tokens of all rows.
             ms: time of the round without drafting.
             drafting: forwards, unread tokens and ms of its drafting, or None.

@@ -40,7 +40,6 @@ class PolicyKind(NamedTuple):
 
     Attributes:
         limit: maximum number of draft tokens per row and round.
-        make: returns a fresh policy.
         uses_costs: whether it uses the costs of rounds, which are then measured.
     """
 

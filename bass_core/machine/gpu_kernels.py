@@ -7,7 +7,6 @@ Triton's cache, so that the next start does not try them again. Failures that ma
 listed.
 
 Nothing is raised here. BASS_COMPILE_AHEAD=0 turns this off, and so does ZeroGPU, where there is no device yet.
-This code has been reviewed but not run on a GPU; the compiler doesn't need one.
 """
 
 from __future__ import annotations
@@ -91,9 +90,6 @@ def compile_all(
     """Compile all launches and, for each launch that fails, the launches that replace it.
 
     Args:
-        card: the card.
-        shapes: the models' shapes.
-        of: the function that lists the launches.
         only: the names of the launches to compile (for tests); None for all.
 
     Returns:

@@ -1,10 +1,8 @@
-"""Set the caller's global torch settings aside while we compute.
+"""Set the caller's global torch settings aside while we compute (`torch_defaults`).
 
-In a block of `ours`, the default dtype is float32, the default device is the CPU, autocast is off, and products of
-float32 matrices have full precision (with less, a row's logits would depend on the number of rows). Afterwards the
-caller's settings are back. The default dtype and the precision belong to the whole process: if several blocks are
-open at once, the last one to end restores them. Threads, gradients and deterministic algorithms need no block:
-kernels take any number of threads, our forwards run in inference mode, and their results are deterministic.
+The default dtype and the precision belong to the whole process: if several blocks are open at once, the last one
+to end restores them. Threads, gradients and deterministic algorithms need no block: kernels take any number of
+threads, our forwards run in inference mode, and their results are deterministic.
 
 Limit: transformers' `from_pretrained` changes the process's default dtype while it makes a 16-bit model. If a
 block begins in another thread meanwhile, it mistakes that dtype for the caller's and may leave it set. So don't
@@ -27,7 +25,6 @@ class _Settings(NamedTuple):
     """Settings of the process.
 
     Attributes:
-        dtype: the default dtype.
         precision: of float32 products, as `torch.set_float32_matmul_precision` takes it; None if the caller has
             set others for some devices, so that torch refuses to read it.
         precisions: the same per kind of device; empty in torch 2.8, which has one for all.
@@ -35,7 +32,7 @@ class _Settings(NamedTuple):
 
     dtype: torch.dtype
     precision: str | None
-    precisions: tuple[str, ...]
+    precisions: list[str]
 
 
 _MODULES: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cuda)
@@ -49,7 +46,7 @@ _open: dict[object, _Settings] = {}
 
 
 def _current() -> _Settings:
-    precisions = tuple(matmul.fp32_precision for matmul in _BACKENDS) if _PER_DEVICE else ()
+    precisions = [matmul.fp32_precision for matmul in _BACKENDS] if _PER_DEVICE else []
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -58,7 +55,7 @@ def _current() -> _Settings:
 
 
 def _ours(before: _Settings) -> _Settings:
-    precisions = tuple(name if name in _FULL_PRECISION else "ieee" for name in before.precisions)
+    precisions = [name if name in _FULL_PRECISION else "ieee" for name in before.precisions]
     return _Settings(torch.float32, before.precision and "highest", precisions)
 
 
@@ -75,8 +72,12 @@ def _change(before: _Settings, after: _Settings) -> None:
 
 
 @contextmanager
-def ours() -> Iterator[None]:
-    """Give the block torch's initial settings. It decorates functions too; for generators use `stepped`."""
+def torch_defaults() -> Iterator[None]:
+    """Give the block torch's initial settings. It decorates functions too; for generators use `stepped`.
+
+    The default dtype is float32, the default device is the CPU, autocast is off, and products of float32 matrices
+    have full precision: with less, a row's logits would depend on the number of rows.
+    """
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
@@ -100,10 +101,10 @@ def ours() -> Iterator[None]:
 
 
 def stepped(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, each computed in a block of `ours` that is closed before the item is yielded."""
+    """Yield the same items, each computed in a block of `torch_defaults` that ends before it is yielded."""
     steps = iter(items)
     while True:
-        with ours():
+        with torch_defaults():
             try:
                 item = next(steps)
             except StopIteration:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,6 @@ from .weights.own_code import attention_code
 
 NAME, MASKED = "bass_ragged", "bass_masked"
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
-# The plan and the backend of the current call in this thread; some models don't pass keywords on to their layers.
-_planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
 
 
 def unsupported(name: str, reason: str, instead: str = "Choose another causal LM.") -> PairError:
@@ -56,22 +54,6 @@ def refuse_replaced(model: torch.nn.Module) -> None:
         )
         instead = 'Put the original back, or load the model with attn_implementation="sdpa".'
         raise unsupported(type(model).__name__, reason, instead)
-
-
-@contextmanager
-def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
-    """Let the models that this thread runs in the block attend by the plan."""
-    token = _planned.set((plan, backend))
-    try:
-        yield
-    finally:
-        _planned.reset(token)
-
-
-def _current_call() -> tuple[AttentionPlan, str]:
-    call = _planned.get()
-    assert call is not None, "a model that attends by a plan was called outside `planned`"
-    return call
 
 
 @dataclass
@@ -95,6 +77,30 @@ def seen(plan: AttentionPlan) -> Seen:
     return plan.once("seen by layers", Seen)
 
 
+class _Call(NamedTuple):
+    """A call of a model in a `planned` block. `layers`: the layer that stored the keys at each address."""
+
+    plan: AttentionPlan
+    backend: str
+    seen: Seen
+    layers: dict[int, int]
+
+
+# The current call in this thread; some models don't pass keywords on to their layers.
+_planned: ContextVar[_Call] = ContextVar("planned")
+
+
+@contextmanager
+def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
+    """Let the models that this thread runs in the block attend by the plan."""
+    layers = {view.data_ptr(): layer for layer, view in enumerate(plan.views[::2])}
+    token = _planned.set(_Call(plan, backend, seen(plan), layers))
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 class PlannedCache(Cache):
     """A transformers cache for one call, whose layers write and read `cache` according to the plan."""
 
@@ -113,7 +119,9 @@ class PlannedCache(Cache):
         Returns:
             Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
         """
-        device = self.cache.buffer.device
+        device, size = self.cache.buffer.device, (self.cache.kv_heads, self.cache.head_dim)
+        if key_states.shape[1::2] == value_states.shape[1::2] == size:
+            return self.cache.write(layer_idx, key_states.to(device), value_states.to(device), self.plan)
         fitted = [self._pad_to_cache(states.to(device)) for states in (key_states, value_states)]
         keys, values = self.cache.write(layer_idx, fitted[0], fitted[1], self.plan)
         return _cut(keys, key_states), _cut(values, value_states)
@@ -134,7 +142,7 @@ class PlannedCache(Cache):
         return max(self.plan.host, default=0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+        return max(self.plan.host, default=0) + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return self.cache.max_len
@@ -165,14 +173,12 @@ def ragged_attention(
     """Implement transformers' attention interface.
 
     Args:
-        module: the layer's attention module.
         query: [B, Hq, S, D].
         key: [B, Hkv, extent, D].
         value: [B, Hkv, extent, D'].
         attention_mask: the result of `_mask_window`.
         scaling: factor of the scores; None for 1 / sqrt(D).
         sliding_window: the window, unless `attention_mask` has one.
-        softcap: cap of the scores, or None.
         s_aux: attention sinks, one score per head, or None.
         **kwargs: ignored, unless they ask for something that is not supported.
 
@@ -182,19 +188,15 @@ def ragged_attention(
     Raises:
         PairError: if the model asks for attention that is not supported.
     """
-    unsupported_features = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    mask_window = None
-    if isinstance(attention_mask, Tensor):
-        unsupported_features.append("a mask of its own")
-    else:
-        mask_window = attention_mask
-    if unsupported_features:
-        raise unsupported(type(module).__name__, f"it needs attention with {', '.join(unsupported_features)}")
-    plan, backend = _current_call()
-    window = sliding_window if mask_window is None else mask_window
+    features = [] if kwargs.keys().isdisjoint(_UNSUPPORTED) else _unsupported_in(kwargs)
+    if features or isinstance(attention_mask, Tensor):
+        features += ["a mask of its own"] if isinstance(attention_mask, Tensor) else []
+        raise unsupported(type(module).__name__, f"it needs attention with {', '.join(features)}")
+    plan, backend, record, layers = _planned.get()
+    window = sliding_window if attention_mask is None else attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer, prefix = _layer(key, plan), None
-    record = seen(plan)
+    # A layer may read the keys of another layer. None: they were computed from cached values.
+    layer, prefix = layers.get(key.data_ptr()), None
     record.windows[getattr(module, "layer_idx", None)] = window
     record.calls += 1
     if layer is None:
@@ -218,14 +220,8 @@ def ragged_attention(
     return out[..., :size].to(device).contiguous(), None
 
 
-def _layer(key: Tensor, plan: AttentionPlan) -> int | None:
-    """Return the layer that stored these keys, or None if they were computed from cached values.
-
-    A layer may read the keys of another layer.
-    """
-    keys = plan.views[::2]
-    layers = plan.once("layers", lambda: {view.data_ptr(): layer for layer, view in enumerate(keys)})
-    return layers.get(key.data_ptr())
+def _unsupported_in(options: dict[str, Any]) -> list[str]:
+    return [name for name in _UNSUPPORTED if options.get(name) is not None]
 
 
 def _pad_last(states: Tensor, size: int) -> Tensor:
@@ -260,7 +256,7 @@ def _gpt_neo(
 
 def _mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor:
     """Implement transformers' mask interface for MASKED models: [B, 1, S, extent], 0 or the dtype's minimum."""
-    plan, _ = _current_call()
+    plan = _planned.get().plan
     window, minimum = _mask_window(*args, **kwargs), torch.finfo(dtype).min
     hidden = plan.mask(window)[:, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, minimum)
@@ -288,8 +284,6 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
     Args:
         attention: a backend's name, or "auto".
-        device: the device to run on.
-        dtype: the model's dtype, if known.
 
     Raises:
         RequestError: if the backend can't run on this device or with this dtype.

@@ -13,6 +13,7 @@ a step of the rows never writes to it. The cache has no pages and is never offlo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +33,6 @@ class RaggedCache:
         prefix: the cache of the shared prefixes, or None.
         starts: how many tokens of each row are in its prefix; changed by `attach`.
         groups: the row of `prefix` that each row reads; changed by `attach`.
-        buffer: the keys and values.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class RaggedCache:
 
     def room(self, lengths: Sequence[int]) -> int:
         """Return how many more tokens fit into every row, if the rows have these lengths."""
-        return self.max_len - max(length - start for length, start in zip(lengths, self.starts, strict=False))
+        longest: int = max(map(operator.sub, lengths, self.starts))
+        return self.max_len - longest
 
     @property
     def nbytes(self) -> int:

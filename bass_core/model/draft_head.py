@@ -44,8 +44,6 @@ class HeadConfig:
     """The shape of a draft head.
 
     Attributes:
-        layers: the number of layers in the head.
-        hidden: the target's hidden size.
         reads_states: whether the head reads the target's hidden states.
         reads_layers: layers of the target, ascending, whose states it reads besides the last state (HiddenStateTap
             in base.py).
@@ -108,8 +106,6 @@ class DraftHead(nn.Module):
         """Make a head with random weights.
 
         Args:
-            target: the model to draft for.
-            config: the head's shape.
             vocabulary: int64 [V'], the target's ids that the head can propose, in any order.
 
         Raises:

@@ -39,7 +39,6 @@ class EagleConfig:
         name: its folder or Hub id, for messages.
         layers: the shape of its decoder layers; `vocab_size` is the number of outputs.
         reads_layers: ascending; after how many of the target's layers it reads the residual stream.
-        target_hidden: the target's hidden size.
         head_norms: whether queries and keys are normalised per head, as in Qwen3.
         norm_before_residual: whether the first layer adds its attention to the normalised state.
         norm_before_fc: whether the concatenated streams are normalised before `fc`.
@@ -95,8 +94,6 @@ class EagleHead(DraftHead):
         """Make a head.
 
         Args:
-            target: the model to draft for.
-            config: the head's shape.
             vocabulary: int64 [V'], the target's id of each of the head's outputs.
             weights: all weights, by the names that speculators uses. Without "embed_tokens.weight", the head
                 reads the target's embedding table.

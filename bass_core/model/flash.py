@@ -119,8 +119,6 @@ def call_ms(call: Callable[[], object], device: torch.device, captured: bool) ->
     """Return the median milliseconds of a call among CALLS in a row.
 
     Args:
-        call: the attention of one layer.
-        device: the device it runs on.
         captured: whether to time replays, if this process captures steps.
     """
 

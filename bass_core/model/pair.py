@@ -21,13 +21,13 @@ from kernels.support import is_accelerator, on_zero_gpu
 
 from ..errors import PairError
 from ..machine import cpu_kernels, gpu_kernels
-from ..machine.torch_state import ours
+from ..machine.torch_state import torch_defaults
 from .attention import choose_backend
 from .base import CausalModel, refuse_unsupported
 from .draft_head import DraftHead
-from .fitting import suggest_drafts
 from .flash import attention_words, measure_flash
 from .select import select_model, shape_of
+from .suggest_drafts import suggest_drafts
 from .weights.modified import Watch
 from .weights.placement import has_offloaded, home_device, is_split, places
 from .weights.quantized import outputs_of, weight_dtype
@@ -42,7 +42,6 @@ class ModelPair:
     """A target, its draft and their tokenizer.
 
     Attributes:
-        target: a transformers causal LM.
         draft: a causal LM, a head on the target's states (draft_head.py), or None.
         tokenizer: None if prompts are token ids and texts are None.
         name: the name to show, or None.
@@ -78,7 +77,7 @@ class ModelPair:
         make = partial(type(self), name=self.name, default_drafter=self.default_drafter)
         return make, (self.target, self.draft, self.tokenizer)
 
-    @ours()
+    @torch_defaults()
     def _prepare(self, target_tried: CausalModel | None = None, draft_tried: CausalModel | None = None) -> None:
         """Choose the forwards of both models, and pack their weights.
 
@@ -105,7 +104,7 @@ class ModelPair:
         watched = not (has_offloaded(target) or on_zero_gpu())
         models = [model for model in (target, draft) if watched and model is not None]
         # Start to watch before packing, so that a change during packing is noticed at the next call.
-        watches = [{numbers: Watch(model, numbers) for numbers in (False, True)} for model in models]
+        watches = [Watch(model) for model in models]
         with cpu_kernels.compiling(self.device):
             target_step = select_model(target, target_tried)
             if isinstance(draft, DraftHead):
@@ -115,12 +114,11 @@ class ModelPair:
         self.target_step, self.draft_step = target_step, draft_step
         copies_rows = isinstance(draft, DraftHead)  # a head copies rows of the target's output layer
         steps = [target_step] if draft_step is None else [target_step, draft_step]
-        if is_accelerator(self.device):
-            for watch in (watch for by_numbers in watches for watch in by_numbers.values()):
+        for watch, step in zip(watches, steps, strict=False):
+            watch.numbers = copies_rows or step.copies_weights
+            if is_accelerator(self.device):
                 watch.moved()
-        self._watches = [
-            watch[copies_rows or step.copies_weights] for watch, step in zip(watches, steps, strict=False)
-        ]
+        self._watches = watches
 
     def refresh(self) -> None:
         """Prepare the models again if one has changed: its weights, modules or hooks.

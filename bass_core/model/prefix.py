@@ -43,7 +43,6 @@ class CachedTexts:
     """The texts that a runner is made for.
 
     Attributes:
-        prompts: the prompts' tokens.
         ends: how many tokens of each text the cache must hold.
     """
 
@@ -60,6 +59,8 @@ class CachedTexts:
 
     def columns(self, shared: SharedPrompts) -> int:
         """Return how many columns each row of the cache needs besides its prefix."""
+        if not shared.prefixes:
+            return max(self.ends)
         end_of = {tuple(prompt): 0 for prompt in self.prompts}
         for prompt, end in zip(self.prompts, self.ends, strict=True):
             end_of[tuple(prompt)] = max(end_of[tuple(prompt)], end)

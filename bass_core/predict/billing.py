@@ -34,9 +34,6 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
     """Return the milliseconds of one step, whose tokens are already written.
 
     Args:
-        clock: the simulated clock.
-        round_: the step.
-        sequences: the lane's rows.
         runs_draft: whether the lane runs the pair's draft. If it does not run the draft and the target drafts for
             itself, all draft forwards are windowed forwards of the target.
     """

@@ -24,7 +24,6 @@ class Shape:
     """A model's numbers.
 
     Attributes:
-        cost: costs of a forward.
         parameters: number of parameters in memory, including an embedding table that is only looked up.
         bytes_per_weight: 2 for bfloat16.
     """

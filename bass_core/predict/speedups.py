@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypedDict
 
 import numpy as np
 
 from ..errors import RequestError
+from ..length.costs import RoundCosts
 from ..length.options import DraftLength, check_draft_length, make_policy
-from .bounds import fits, fitted, ridge
 from .checks import rate, whole
 from .clock import SimulatedClock
+from .roofline import Roofline
 from .rounds import Acceptance, Prediction, play, predict, timed
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -43,11 +45,8 @@ def predict_speedups(
             used.
         acceptance: from 0 to 1, the probability that a draft is accepted if those before it are, the same for all
             drafts (Leviathan et al., arXiv 2211.17192, section 3.1).
-        batches: batch sizes.
         draft_lengths: values of `draft_length` as in `generate`, which use the predicted costs.
         context: cached tokens per row, on average.
-        max_new_tokens: new tokens per row.
-        seed: seed of the simulated rounds.
         trials: simulated runs, over which each figure is the mean.
 
     Returns:
@@ -111,8 +110,6 @@ class SpeedUp(TypedDict):
     Attributes:
         speedup: regular_ms_per_token / ms_per_token, both predicted.
         error: the speed-up's relative standard error over the trials, or None for one trial.
-        ms_per_token: milliseconds per token of BASS.
-        regular_ms_per_token: milliseconds per token of regular decoding.
         tokens: mean number of tokens that a row writes in a round that drafts.
     """
 
@@ -143,3 +140,31 @@ class SpeedUps(TypedDict):
     trials: int
     ridge_tokens: float | None
     points: list[SpeedUp]
+
+
+def ridge(costs: RoundCosts) -> float | None:
+    """Return the ridge: the number of tokens per step from which a target's forward is bound by compute.
+
+    With fewer tokens it is bound by reading the weights and one row's context. None for measured step times.
+    Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+    """
+    if not isinstance(costs, Roofline):
+        return None
+    cost, assumed = costs.target.cost, costs.assumed
+    read = cost.weight_bytes + costs.context * cost.kv_bytes
+    flops = 2 * cost.parameters + costs.context * cost.attention_flops
+    bandwidth = assumed.bandwidth * costs.hardware.bandwidth * 1e9
+    return (read / bandwidth) / (flops / (assumed.compute * costs.hardware.flops))
+
+
+def fitted(clock: SimulatedClock, sizes: list[int], context: int) -> SimulatedClock:
+    """Return the clock with enough GPUs for the largest batch that fits."""
+    for rows in sorted(sizes, reverse=True):
+        with suppress(RequestError):
+            return clock.fitted(rows, context)
+    return clock
+
+
+def fits(costs: RoundCosts, rows: int) -> bool:
+    """Return whether the memory holds that many rows. Always true for measured step times."""
+    return not isinstance(costs, Roofline) or costs.fits(rows)

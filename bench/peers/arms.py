@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from bass_core import ModelPair, generate
-from bass_core.decode.outside.call import PAD
+from bass_core.decode.transformers_generate.call import PAD
 
 from ..arms import LOOKUP, written_by
 from ..report.report import median

@@ -355,7 +355,7 @@ MUTANTS = [
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
-           "and self._read_samples() == self._known_samples", "",
+           "sample = words[:: max(1, len(words) // 4)][:4].tobytes()", "pass",
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[through_data-dtype1]"]),
     Mutant("graphs: drafts of one chain share their noise", "bass_core/draft/chain_graph.py",

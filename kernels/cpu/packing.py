@@ -31,7 +31,6 @@ class Line(NamedTuple):
     """Addresses and sizes of a packed matrix, as a tuple or as a row of an int64 array.
 
     Attributes:
-        data: address of the packed weights.
         multiply: address of the compiled product of their kind (multiply.py).
         panels: number of panels of PANEL rows.
         steps: number of steps of STEP inputs.
@@ -39,7 +38,6 @@ class Line(NamedTuple):
         bias: address of the rows' float32 biases, or 0.
         panel_bytes: bytes of a panel.
         form: the form of the vectors (AS_FLOATS, AS_PAIRS or AS_BYTES).
-        rows: number of rows without padding.
     """
 
     data: int
@@ -63,7 +61,6 @@ class Packed:
     Attributes:
         form: the format, one of FORMATS (kinds.py).
         dot: whether its bfloat16 products are native.
-        data: the packed bytes.
         scale, bias: float32, one per row, padded like the rows; or None.
     """
 

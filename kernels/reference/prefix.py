@@ -25,7 +25,6 @@ class _Part:
     """Columns that n rows see.
 
     Attributes:
-        rows: the n rows.
         keys, values: [n, Hkv, N, D], or [1, Hkv, N, D] if all n rows see the same.
         hidden: bool [n, S, N], true if a query must not see the column; None if all queries see all columns.
     """
@@ -38,7 +37,7 @@ class _Part:
 
 def in_parts(plan: AttentionPlan, prefix: Pair | None) -> bool:
     """Return whether a step is computed here: it has a prefix, or a gap that leaves few visible columns."""
-    return plan.shared is not None or prefix is not None or _sees_few(plan)
+    return plan.shared is not None or prefix is not None or (plan.gap is not None and _sees_few(plan))
 
 
 def attend_in_parts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from bass_core import generate, race
-from bass_core.decode import measuring as budgets
-from bass_core.decode.doubts import DOUBTS
+from bass_core.decode import calibrate
+from bass_core.decode.cost_store import DOUBTS
 from bass_core.lanes.clock import LaneClock
 from kernels.support import new_stream, on, runtime
 from tests.support.models import slow_but, texts_of, tiny_pair
@@ -99,7 +98,8 @@ def test_costs_are_measured_on_the_device_and_saved(
     kind: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(budgets, "FULL", replace(budgets.FULL, repeats=1, widths=(1, 2, 4)))
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(calibrate, "WIDTHS", (1, 2, 4))
     monkeypatch.setattr(DOUBTS, "add", lambda figure: None)  # one repeat is slow, so a round may well be faster
     options: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
     out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **options)

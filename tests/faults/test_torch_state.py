@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race
-from bass_core.machine.torch_state import ours
+from bass_core.machine.torch_state import torch_defaults
 from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny, tiny_head
 
 ROWS = prompts(2)
@@ -117,7 +117,7 @@ def expected(dtype: torch.dtype, draft: str) -> list[Any]:
 
 def test_the_callers_default_dtype_is_restored_after_the_last_block() -> None:
     with default_dtype(torch.float64):
-        first, second = ours(), ours()
+        first, second = torch_defaults(), torch_defaults()
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
@@ -137,9 +137,9 @@ def test_ctrl_c_at_the_start_of_a_block_leaves_none_open(monkeypatch: pytest.Mon
 
     with default_dtype(torch.float64), monkeypatch.context() as patch:
         patch.setattr(torch, "set_default_dtype", interrupted)
-        with pytest.raises(KeyboardInterrupt), ours():
+        with pytest.raises(KeyboardInterrupt), torch_defaults():
             pass
-        with ours():
+        with torch_defaults():
             assert torch.get_default_dtype() == torch.float32
         assert torch.get_default_dtype() == torch.float64
 
@@ -147,7 +147,7 @@ def test_ctrl_c_at_the_start_of_a_block_leaves_none_open(monkeypatch: pytest.Mon
 def test_torchs_older_settings_can_be_read_in_a_block() -> None:
     """torch refuses to read them if they contradict the settings per device."""
     with precision("high"):
-        with ours():
+        with torch_defaults():
             assert not torch.backends.cuda.matmul.allow_tf32
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.backends.cuda.matmul.allow_tf32

@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.support import is_accelerator, new_stream, runtime
 
 from ...machine.cpu import cores
-from ...machine.torch_state import ours
+from ...machine.torch_state import torch_defaults
 from ...sequence import Sequence
 from .session import NEW_SAMPLE_WEIGHT, DraftSession, QueuedDraft, shared_rows
 from .timeline import Timeline
@@ -173,13 +173,13 @@ class DraftThread:
             # so that a copy never waits for the target's stream.
             with new_stream(home) if home != device else nullcontext(), new_stream(device):
                 try:
-                    with ours():
+                    with torch_defaults():
                         session = self.session = make()
                     while self._wait(session):
                         begin = time.perf_counter()
                         if delay_s:
                             time.sleep(random.random() * delay_s)
-                        with ours():
+                        with torch_defaults():
                             only_model = session.step()
                         with self.lock:
                             self._unseen_steps.append((begin, time.perf_counter(), only_model))

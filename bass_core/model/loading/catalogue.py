@@ -24,7 +24,7 @@ from ...errors import PairError, RequestError, WeightsError
 from ...machine import cpu_kernels
 from ...machine.cpu import native_bfloat16
 from ...machine.cuda import gpu_expected, why_unusable
-from ...machine.torch_state import ours
+from ...machine.torch_state import torch_defaults
 from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
@@ -49,11 +49,9 @@ class CatalogueEntry:
     """A pair that can be loaded by name.
 
     Attributes:
-        name: the name.
         target: a Hub id or a folder.
         draft: a Hub id, a folder, or `drafts/NAME` for a folder in this repository; None for no draft.
         drafter: the pair's `default_drafter`.
-        dtype: the default dtype.
         note: one line for the user.
         tested: whether this project has run the pair.
         prepare: returns the target's folder, and makes it first if needed; only for a target that we convert.
@@ -108,7 +106,7 @@ _ENTRIES = (
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 
 
-@ours()
+@torch_defaults()
 def load_pair(
     name_or_path: str | os.PathLike[str],
     *,

@@ -31,7 +31,6 @@ class Source:
 
     Attributes:
         where: its folder or Hub id.
-        files: its file names.
         revision: the commit on the Hub.
         local: whether it is a folder or in the Hub's local cache.
     """

@@ -8,9 +8,7 @@ model since it was packed. Nothing here changes a model.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterator, Mapping
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -65,11 +63,7 @@ def _global_hooks() -> list[dict[int, Any]]:
 
 def is_patched(kind: Any) -> bool:
     """Return whether the class's forward, or the call of it, comes neither from transformers nor from torch."""
-    return not all(map(is_from_packages, _calls(kind)))
-
-
-def _calls(kind: Any) -> list[Any]:
-    return [getattr(kind, name) for name in CALLS]
+    return not all(is_from_packages(getattr(kind, name)) for name in CALLS)
 
 
 def _is_harmless(hook: Any) -> bool:
@@ -125,42 +119,37 @@ class Watch:
     - parameters and buffers that were replaced, and changes of plain attributes and configs
     - writes to a tensor that torch counts; other writes (through `.data` or NumPy) only if they change a sampled
     number
+
+    Attributes:
+        numbers: whether to watch the numbers in parameters, because a forward uses copies of them. It may be
+            set at any time. Those in buffers are always watched.
     """
 
-    def __init__(self, model: nn.Module, numbers: bool) -> None:
-        """Start to watch.
-
-        `numbers`: whether to watch the numbers in parameters, because a forward uses copies of them. Those in
-        buffers are always watched.
-        """
+    def __init__(self, model: nn.Module, numbers: bool = True) -> None:
+        self.numbers = numbers
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))
-        self._classes: list[Any] = list(set(self._types))
-        self._calls = list(map(_calls, self._classes))
+        calls: list[tuple[Any, str]] = [(kind, name) for kind in set(self._types) for name in CALLS]
+        self._calls = [(kind, name, getattr(kind, name)) for kind, name in calls]
         links = [*model_code(model).links, *attention_code(model).links]
-        self._names, self._keys, self._functions = (list(column) for column in zip(*links, strict=True))
-        self._parts = [part for link in links for part in parts_of(link.value)]
-        self._codes = self._current_codes()
+        self._codes = [(part, part.__code__) for link in links for part in parts_of(link.value)]
         self._global_hooks = _global_hooks()
         # Dictionaries whose sizes must not change: attributes (which may include a forward), children and hooks.
         self._dicts: list[dict[Any, Any]] = [vars(module) for module in self._modules]
         self._dicts += [children for module in self._modules if (children := vars(module)["_modules"])]
         self._dicts += [hooks for module in self._modules for hooks in hooks_of(module)]
         self._sizes = list(map(len, self._dicts))
-        slots = [slot for module in self._modules for slot in _slots(module)]
-        self._slot_dicts, self._slot_keys, self._slot_values = (
-            list(column) for column in zip(*slots, strict=True)
-        )
-        configs = {id(value): value for _, _, value in slots if isinstance(value, PreTrainedConfig)}
+        self._slots: list[tuple[Mapping[Any, Any], Any, Any]] = [*links]
+        self._slots += [slot for module in self._modules for slot in _slots(module)]
+        configs = {id(value): value for _, _, value in self._slots if isinstance(value, PreTrainedConfig)}
         self._configs = [(vars(config), dict(vars(config))) for config in configs.values()]
-        tensors = {id(tensor): tensor for module in self._modules for tensor in _tensors(module)}
-        counted = [tensor for tensor in tensors.values() if numbers or not isinstance(tensor, nn.Parameter)]
-        self._counted = [tensor for tensor in counted if not tensor.is_inference()]
-        self._tensors = list(tensors.values())
-        self._known_addresses, self._known_counts = self._addresses(), self._change_counts()
-        # Keep the tensors rather than views, which would keep old memory alive after `.data` is replaced.
-        self._sources = counted
-        self._known_samples = self._read_samples()
+        self._tensors = list(
+            {id(tensor): tensor for module in self._modules for tensor in _tensors(module)}.values()
+        )
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        parameters: list[Tensor] = [tensor for tensor in self._tensors if isinstance(tensor, nn.Parameter)]
+        self._parameters = _Numbers(parameters)
+        self._buffers = _Numbers([tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)])
 
     def changed(self) -> bool:
         """Return whether the model has changed since the watch began."""
@@ -168,36 +157,42 @@ class Watch:
             list(map(type, self._modules)) == self._types
             and _global_hooks() == self._global_hooks
             and list(map(len, self._dicts)) == self._sizes
-            and all(map(operator.is_, map(dict.get, self._slot_dicts, self._slot_keys), self._slot_values))
-            and list(map(_calls, self._classes)) == self._calls
-            and all(map(operator.is_, map(_get, self._names, self._keys), self._functions))
-            and all(map(operator.is_, self._current_codes(), self._codes))
-            and all(now == before for now, before in self._configs)
-            and self._addresses() == self._known_addresses
-            and self._change_counts() == self._known_counts
-            and self._read_samples() == self._known_samples
+            and all([names.get(key) is value for names, key, value in self._slots])
+            and all([getattr(kind, name) == call for kind, name, call in self._calls])
+            and all([part.__code__ is code for part, code in self._codes])
+            and all([now == before for now, before in self._configs])
+            and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
+            and not self._buffers.changed()
+            and not (self.numbers and self._parameters.changed())
         )
-
-    def _current_codes(self) -> list[CodeType]:
-        return [part.__code__ for part in self._parts]
 
     def moved(self) -> None:
         """Accept the tensors' new addresses: packing on an accelerator joins weights in memory."""
-        self._known_addresses = self._addresses()
-
-    def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._tensors]
-
-    def _change_counts(self) -> list[int]:
-        """Return torch's count of changes for each tensor whose numbers are watched."""
-        return [tensor._version for tensor in self._counted]
-
-    def _read_samples(self) -> bytes:
-        return b"".join(sample.tobytes() for tensor in self._sources if (sample := _sample(tensor)) is not None)
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
 
-def _get(names: Mapping[str, Any], name: str) -> Any:
-    return names.get(name)
+class _Numbers:
+    """The numbers in some tensors, known by torch's counts of changes and by samples."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        # Keep the tensors rather than views, which would keep old memory alive after `.data` is replaced.
+        self.tensors = tensors
+        self.known = self._read()
+
+    def changed(self) -> bool:
+        return self._read() != self.known
+
+    def _read(self) -> list[tuple[int, bytes]]:
+        """Return each tensor's count and, in host memory, up to four 8-byte words that are spread over it."""
+        numbers = []
+        for tensor in self.tensors:
+            count, data, sample = 0 if tensor.is_inference() else tensor._version, tensor.data, b""
+            if type(data) is Tensor and data.is_cpu and data.is_contiguous():
+                raw = data.view(-1).view(torch.uint8).numpy()
+                words: Any = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
+                sample = words[:: max(1, len(words) // 4)][:4].tobytes()
+            numbers.append((count, sample))
+        return numbers
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
@@ -225,13 +220,3 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     )
     for values in (attributes["_parameters"], attributes["_buffers"], attributes, quantized):
         yield from (value for value in values.values() if isinstance(value, Tensor))
-
-
-def _sample(tensor: Tensor) -> np.ndarray[Any, Any] | None:
-    """Return a view of up to four 8-byte words, spread over a tensor in host memory; None for other tensors."""
-    data = tensor.data
-    if type(data) is not Tensor or not data.is_cpu or not data.is_contiguous():
-        return None
-    raw = data.view(-1).view(torch.uint8).numpy()
-    words: np.ndarray[Any, Any] = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
-    return words[:: max(1, len(words) // 4)][:4]

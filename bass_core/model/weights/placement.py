@@ -31,6 +31,8 @@ def device_map(model: PreTrainedModel) -> list[tuple[str, str]]:
 
 def is_split(model: PreTrainedModel) -> bool:
     """Return whether the weights are in more than one place, or on disk and fetched from there."""
+    if not getattr(model, "hf_device_map", None):
+        return False
     return len(places(model)) > 1 or "disk" in places(model)
 
 

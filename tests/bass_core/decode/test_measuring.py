@@ -17,12 +17,10 @@ import torch
 from bass_core import ModelPair, SamplingParams, generate, measure_ahead, race, stream
 from bass_core.decode import calibrate
 from bass_core.decode import measuring as budgets
-from bass_core.decode.cost_store import costs_path
-from bass_core.decode.doubts import Doubts
+from bass_core.decode.cost_store import CostCheck, Doubts, costs_path
 from bass_core.decode.measuring import Measuring, policy_of_request, with_costs
 from bass_core.decode.request import Request, make_request
 from bass_core.draft.lookup import PromptLookupDrafter
-from bass_core.lanes.cost_check import CostCheck
 from bass_core.lanes.lane import Lane
 from bass_core.length.acceptance import PastDrafts
 from bass_core.length.cost_aware import CostAware
@@ -89,7 +87,7 @@ def test_only_greedy_drafts_are_remembered(
     """A second sampled call with one seed would take its lengths from the noise that judges its drafts."""
     monkeypatch.setattr(budgets, "_past_drafts", defaultdict(dict))
     monkeypatch.setattr(budgets.MeasuredCosts, "_read_stored", lambda costs: COSTS)
-    monkeypatch.setattr(budgets, "missing_coarse_sizes", lambda *_: [])
+    monkeypatch.setattr(budgets, "missing_sizes", lambda *_, **__: [])
     generate(PAIR, ROWS[:1], max_new_tokens=8, eos_token_id=None, **options)
     assert any(map(len, budgets._past_drafts.values())) == remembers
 
@@ -104,24 +102,24 @@ def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     assert policy == fixed and policy is not fixed
 
 
-def test_auto_measures_coarsely_logs_it_once_and_stores_the_costs(
+def test_auto_measures_the_ends_logs_it_once_and_stores_the_costs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = make_request(PAIR, ROWS[:3])
     table = with_costs(PAIR, request, 3).costs
-    assert table == stored_table(request) and table.coarse == (1, 4) and list(table.draft) == [1, 4]
+    assert table == stored_table(request) and list(table.verify) == list(table.draft) == [1, 4]
     (message,) = caplog.messages
     assert "at most 5 s" in message and "BASS_MEASURE=0" in message
     with monkeypatch.context() as patch:
         patch.setattr(calibrate, "_RoundTimer", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # For a larger batch, "auto" measures only the missing row counts. A later COST_AWARE measures all row counts
-    # in full.
+    # For a larger batch, "auto" measures only the missing row counts. COST_AWARE measures those in between too.
     wider = with_costs(PAIR, request, 8).costs
-    assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
+    assert wider is not None and list(wider.verify) == [1, 4, 8] and wider.verify[4] == table.verify[4]
     full = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
-    assert full == stored_table(request) and full.coarse == () and list(full.verify) == [1, 2, 4, 8]
+    assert full == stored_table(request) and list(full.verify) == [1, 2, 4, 8]
+    assert wider.verify.items() <= full.verify.items()
 
 
 class UserDrafter(PromptLookupDrafter):
@@ -154,16 +152,13 @@ def test_costs_are_measured_without_the_requests_penalties() -> None:
 
 
 def test_a_model_too_slow_to_measure_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The measurement is tried twice in all, not twice per process.
     request, steps = make_request(PAIR, ROWS), []
-    monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
-    for attempt in range(5):
-        if attempt == 3:
-            budgets._attempts.clear()
+    monkeypatch.setattr(budgets, "AUTO_SECONDS", -1.0)
+    for _ in range(4):
         measuring = Measuring(PAIR, request, 8)
         steps.append(len(list(measuring)))
         assert measuring.request.costs is None
-    assert steps == [1, 1, 0, 0, 0]
+    assert steps == [1, 1, 0, 0]
 
 
 @pytest.mark.slow
@@ -174,10 +169,10 @@ def test_batch_sizes_timed_before_the_time_ran_out_count(monkeypatch: pytest.Mon
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
     )
     request, measured_rows = make_request(PAIR, ROWS), {}
-    for seconds in range(8, 75, 6):
-        monkeypatch.setattr(budgets, "COARSE_SECONDS", seconds)
+    for seconds in range(8, 87, 6):
+        monkeypatch.setattr(budgets, "AUTO_SECONDS", seconds)
         costs = with_costs(PAIR, request, 8).costs
-        measured_rows[seconds] = () if costs is None else costs.coarse
+        measured_rows[seconds] = () if costs is None else tuple(costs.verify)
         for path in Path(str(costs_path(PAIR, request.kind, request.backend, request.sampling))).parent.iterdir():
             path.unlink()
         budgets._attempts.clear()
@@ -213,9 +208,8 @@ def test_no_lane_exists_while_costs_are_measured(
     order: list[str] = []
     make_lane, step = module.Lane, calibrate._RoundTimer._step
     monkeypatch.setattr(module, "Lane", lambda *arguments: order.append("lane") or make_lane(*arguments))
-    monkeypatch.setattr(calibrate._RoundTimer, "_step", lambda lab: order.append("measure") or step(lab))
-    for name in ("FULL", "COARSE"):
-        monkeypatch.setattr(budgets, name, replace(calibrate.COARSE, repeats=1, coarse=name == "COARSE"))
+    monkeypatch.setattr(calibrate._RoundTimer, "_step", lambda *both: order.append("measure") or step(*both))
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
     options: dict[str, Any] = {"max_new_tokens": 8, "draft_length": draft_length}
     if call == "race":
         shots = list(race(PAIR, ROWS[:2], lanes=("regular", "speculative", "bass"), **options))
@@ -235,8 +229,8 @@ def test_a_race_reports_the_progress_of_its_measurements(
     draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 0)
-    monkeypatch.setattr(budgets, "FULL", replace(calibrate.COARSE, repeats=1, coarse=False))
-    monkeypatch.setattr(budgets, "COARSE_SECONDS", 1000.0)
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(budgets, "AUTO_SECONDS", 1000.0)
     shots = list(race(PAIR, ROWS[:2], max_new_tokens=4, draft_length=draft_length))
     progress = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
     shares = [report["done"] for report in progress if report]
@@ -292,18 +286,18 @@ def costly(factor: float, *sizes: int) -> CostTable:
 class ScriptedTimer:
     """Stands in for `_RoundTimer`: one step, and `costly` as the result. `scripted` lists the measurements."""
 
-    scripted: ClassVar[list[tuple[int, bool]]] = []
+    scripted: ClassVar[list[int]] = []
     factor: ClassVar[float]
     timed = True
 
     def __init__(self, *arguments: Any) -> None:
-        *_, self.rows, self.plan = arguments
+        *_, self.rows = arguments
 
     def steps(self) -> Iterator[float]:
         yield 1.0
 
     def costs(self) -> CostTable:
-        self.scripted.append((self.rows, self.plan.coarse))
+        self.scripted.append(self.rows)
         return costly(self.factor, self.rows)
 
 
@@ -313,17 +307,17 @@ def test_costs_that_a_lane_beats_are_measured_again_once(
     factor: float, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stored costs come from a busy machine. New ones replace them, unless the machine is even busier now."""
-    scripted: list[tuple[int, bool]] = []
+    scripted: list[int] = []
     monkeypatch.setattr(ScriptedTimer, "scripted", scripted)
     monkeypatch.setattr(ScriptedTimer, "factor", factor, raising=False)
     monkeypatch.setattr(calibrate, "_RoundTimer", ScriptedTimer)
-    request, coarse = make_request(PAIR, ROWS[:2]), when != "idle"
+    request = make_request(PAIR, ROWS[:2])
     path = costs_path(PAIR, request.kind, request.backend, request.sampling)
     sampled = costs_path(PAIR, request.kind, request.backend, SamplingParams(temperature=1.0))
     for file in (path, sampled):
         write_table(file, costly(1.0, 1, 2, 4))
 
-    def measure() -> list[tuple[int, bool]]:
+    def measure() -> list[int]:
         scripted.clear()
         if when == "idle":
             list(measure_ahead(PAIR, 4))
@@ -333,10 +327,10 @@ def test_costs_that_a_lane_beats_are_measured_again_once(
 
     assert measure() == []
     generate(PAIR, ROWS[:2], max_new_tokens=12, eos_token_id=None)
-    assert measure() == [(2, coarse)]
+    assert measure() == [2]
     assert stored_table(request) == costly(1.0, 1, 2, 4).joined(costly(min(factor, 1.0), 2))
     assert read_table(sampled) == costly(1.0, 1, 2, 4)
-    assert ("again" in caplog.text) == coarse
+    assert ("again" in caplog.text) == (when != "idle")
     generate(PAIR, ROWS[:2], max_new_tokens=12, eos_token_id=None)
     assert measure() == []
 

@@ -18,9 +18,9 @@ from transformers import GenerationConfig
 
 from bass_core import METHODS, ModelError, ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.decode.admission import estimate_bytes
-from bass_core.decode.outside import call, decoder
-from bass_core.decode.outside.turns import Turns
 from bass_core.decode.request import make_request
+from bass_core.decode.transformers_generate import call, decoder
+from bass_core.decode.transformers_generate.turns import Turns
 from bass_core.lanes.lane import Lane
 from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model

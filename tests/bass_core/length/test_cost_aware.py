@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bass_core import ModelPair
-from bass_core.decode.calibrate import cost_table
-from bass_core.decode.cost_store import MAX_MEASURED_ROWS, missing_coarse_sizes, missing_sizes
+from bass_core.decode.calibrate import MeasuredCosts
+from bass_core.decode.cost_store import MAX_MEASURED_ROWS, missing_sizes
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
 from bass_core.draft.registry import DRAFTERS
@@ -178,7 +178,7 @@ def test_a_trial_that_only_copies_does_not_pay_for_what_the_model_has_not_read()
     for unread in (0, 20, 100):
         offers = [COPY, *(HEAD._replace(unread=unread, row=row) for row in (1, 2, 3))]
         plan = CostAware(table, timed=False).plan(offers)
-        assert plan.lengths[0] and not any(plan.lengths[1:]) and plan.lost < 4
+        assert plan.lengths[0] and not any(plan.lengths[1:]) and plan.charged_ms < 4
 
 
 def test_a_trial_waits_until_it_can_pay_for_unread_text():
@@ -210,7 +210,10 @@ def test_few_rounds_draft_if_wide_rounds_are_slower_than_the_table_says():
 
 def test_a_batch_of_sixteen_rows_is_measured_itself():
     """Each of 32 tokens costs more in 16 rows than in 8: more rows draft."""
-    assert missing_sizes(None, 16) == [1, 2, 4, 8, 16] and missing_coarse_sizes(None, 16) == [1, 16]
+    assert missing_sizes(None, 16) == [1, 2, 4, 8, 16] and missing_sizes(None, 16, ends=True) == [1, 16]
+    # A measured larger batch is as good as the last, and doubted costs are measured again.
+    assert missing_sizes(CHEAP, 4, ends=True) == [] and missing_sizes(CHEAP, 4, [1, 8], ends=True) == [1]
+    assert missing_sizes(CHEAP, 8, [8]) == [2, 4, 8] and missing_sizes(CHEAP, 8, [8], ends=True) == [8]
 
 
 def test_the_fixed_cost_of_a_proposal_counts():
@@ -241,6 +244,14 @@ def test_a_longer_length_costs_nothing_if_the_drafter_stops_early():
     assert max(map(max, play(policy, 4, [HEAD], 2))) >= 2
 
 
+def cost_table(*ask, rows):
+    """Return the costs of up to `rows` rows; measure and store what is missing."""
+    costs = MeasuredCosts(*ask)
+    for _ in costs.measure(missing_sizes(costs.table, rows)):
+        pass
+    return costs.table
+
+
 def test_the_table_is_measured_once_and_stored(tmp_path, monkeypatch):
     target = tiny("llama")
     pair = tiny_pair(0.05, target=target)
@@ -266,7 +277,6 @@ SOUND = {
     "verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]},
     "draft": {"1": 0.5, "2": 0.5},
     "padded": True,
-    "coarse": [],
     "proposal": {"1": 1.5, "2": 1.5},
 }
 
@@ -293,8 +303,6 @@ SOUND = {
         {"proposal": {"1": 1.5}},
         {"proposal": {"1": -1.5, "2": 1.5}},
         {"padded": "no"},
-        {"coarse": [3]},
-        {"coarse": None},
         {"verify": {}},
         {"verify": {"1": [[1, True]]}},
     ],

@@ -13,14 +13,20 @@ from bass_core.machine.memory import available_bytes
 
 
 @pytest.fixture(autouse=True)
-def sixteen_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Simulate a machine with 16 cores and without control groups."""
+    for limits in (container.cpu_quota, container._memory_limits):
+        limits.cache_clear()
+        request.addfinalizer(limits.cache_clear)
     monkeypatch.setattr(container, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(container, "PROCESS_GROUPS", tmp_path / "own")
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
 def write_files(tmp_path: Path, group: str, files: dict[str, str]) -> None:
+    """Write the files of the process's groups, and forget the limits read so far."""
+    container.cpu_quota.cache_clear()
+    container._memory_limits.cache_clear()
     (tmp_path / "own").write_text(group)
     for name, text in files.items():
         path = tmp_path / "cgroup" / name
@@ -96,5 +102,7 @@ def test_memory_left_is_the_containers_limit_less_its_use(
     assert container.memory_left() is None  # unknown without statistics
     write_files(tmp_path, group, {f"{folder}/memory.stat": f"anon 1\n{inactive} 500\n"})
     assert container.memory_left() == available_bytes(torch.device("cpu")) == 2500
+    (tmp_path / "cgroup" / folder / names[1]).write_text("3400\n")
+    assert container.memory_left() == 2100  # the use is read at each call
     write_files(tmp_path, group, {f"{folder}/{names[0]}": "max\n"})
     assert container.memory_left() is None and available_bytes(torch.device("cpu")) > 10**6

@@ -1,8 +1,8 @@
-"""Work in a separate thread that runs only while it has its turn.
+"""Run `generate` in a separate thread that works only while it has its turn (`Turns`).
 
-Between two calls of `take` the work is suspended, so a lane's clock that runs during `take` times only the work.
-Any work that calls a callback in its loop, as transformers' `generate` does, can be run step by step without
-changing its code. `take` raises the work's exceptions. After `stop` the thread has ended and its memory is free.
+`generate` returns only at its end, and reports each token to a callback. A thread that waits in that callback runs
+it step by step without changing its code, so that a lane can stream, pause and time its steps. `take` raises the
+work's exceptions. After `stop` the thread has ended and its memory is free.
 """
 
 from __future__ import annotations

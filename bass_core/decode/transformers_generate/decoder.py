@@ -1,16 +1,13 @@
 """A lane of transformers' own `generate`, so that nobody has to take our word for the baseline.
 
-TransformersDecoder implements Decoder (decode/base.py). `generate` is called once, in a thread (turns.py), on the
-target's modules with the target's own weights, dtype and attention implementation ("sdpa" unless the user chose
-another), with its dynamic cache. Prompts of different lengths are padded on the left, as its documentation
-advises. One step is one token for all rows; the first step also reads the prompts, in one forward. A finished
-row continues as padding, which costs as much as text: that is how `generate` works.
+`generate` is called once, in a thread (turns.py), on the target's modules with the target's own weights, dtype and
+attention implementation ("sdpa" unless the user chose another), with its dynamic cache. Prompts of different
+lengths are padded on the left, as its documentation advises. One step is one token for all rows; the first step
+also reads the prompts, in one forward. A finished row continues as padding, which costs as much as text.
 
 In float32 the greedy text is the same as in every other lane. In 16 bits `generate` rounds at other places than
 our models, so it may choose another of two nearly tied tokens. Sampled text has the same distribution as in other
-lanes. Its noise comes from torch's generator, which the request seeds for the whole batch (noise.py).
-
-Unlike our lanes, this lane has no speculation, no shared prefixes and no check for NaN.
+lanes. Unlike our lanes, this lane has no speculation, no shared prefixes and no check for NaN.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from ...machine.memory import shortage_explained
 from ...model.pair import ModelPair
 from ...sequence import Round, RowRound, Sequence
 from ..request import Request
-from .call import call_generate, generate_options, plain_model, warm_up
-from .noise import OwnNoise
+from .call import OwnNoise, call_generate, generate_options, plain_model, warm_up
 from .turns import Turns
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()

@@ -1,16 +1,17 @@
-"""Calling transformers' `generate` for a request, and refusing requests that it can't answer like the other lanes.
-
-This module handles neither clocks nor threads.
-"""
+"""Call transformers' `generate` for a request, and refuse requests that it can't answer like the other lanes."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
+
+from kernels.support import is_accelerator, runtime
 
 from ...errors import RequestError
 from ...model.base import shadow_of
@@ -123,3 +124,38 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
             f"tokens) the model's context has room for {request.context - longest}: ask for at most that many, or "
             "leave it out."
         )
+
+
+class OwnNoise:
+    """A lane's random numbers from torch's default generator, which leave the caller's numbers unchanged.
+
+    Inside `drawing()`, the device's default generator (which `generate` draws from) has this object's own state:
+    it starts at the seed and continues where the last `drawing()` ended. The generator belongs to the whole
+    process, so no other thread may draw from it inside `drawing()`.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device
+        self._state = torch.Generator(device).manual_seed(seed).get_state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        before = self._get()
+        try:
+            self._set(self._state)
+            yield
+            self._state = self._get()
+        finally:
+            self._set(before)
+
+    def _get(self) -> torch.Tensor:
+        if is_accelerator(self._device):
+            state: torch.Tensor = runtime(self._device).get_rng_state(self._device)
+            return state
+        return torch.get_rng_state()
+
+    def _set(self, state: torch.Tensor) -> None:
+        if is_accelerator(self._device):
+            runtime(self._device).set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
