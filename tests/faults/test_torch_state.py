@@ -16,7 +16,7 @@ import torch
 
 from bass_core import ModelPair, SamplingParams, generate, race
 from bass_core.machine.torch_state import torch_defaults
-from tests.support.models import perturbed, prompts, slow_but, texts_of, tiny, tiny_head
+from tests.support.models import perturbed, prompts, texts_of, tiny, tiny_head
 
 ROWS = prompts(2)
 METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
@@ -98,13 +98,15 @@ def texts(dtype: torch.dtype, draft: str, setting: Callable[[], AbstractContextM
     return written
 
 
-@pytest.mark.parametrize(
-    ("draft", "dtype", "state"),
-    slow_but(
-        product(["head"], [torch.bfloat16], STATES),
-        product(["model", "head"], [torch.float32, torch.bfloat16], STATES),
-    ),
-)
+QUICK = ("head", torch.bfloat16)
+EACH = [
+    pytest.param(*kind, state, marks=() if kind == QUICK else pytest.mark.slow)
+    for kind in product(["model", "head"], [torch.float32, torch.bfloat16])
+    for state in STATES
+]
+
+
+@pytest.mark.parametrize(("draft", "dtype", "state"), EACH)
 def test_a_callers_setting_changes_no_text(state: str, dtype: torch.dtype, draft: str) -> None:
     without = expected(dtype, draft)
     assert texts(dtype, draft, STATES[state]) == without
