@@ -320,7 +320,7 @@ class Round:
         fed: input sizes of the verification or of the prefill chunk, or None if not known. A prefill without rows
             means that everything was cached already.
         lengths: the draft length that the policy gave each row (for trees the depth), in the order of `rows`;
-            empty in a prefill.
+            under AMUSD, which has no policy, the drafts that were judged. Empty in a prefill.
         draft_ms: time spent on drafting; 0 if nothing was drafted and no draft model ran. None in a prefill, and
             if draft and target work at the same time.
         verify_ms: time of the target's forward and the verification, including the round's wait for the device;

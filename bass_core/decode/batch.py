@@ -118,7 +118,7 @@ class BatchDecoder(Decoder):
         proposal = self._propose(self._usable(self._lengths(self._offers())), self._keys())
         drafts = to_device(proposal.tokens, self.target.device)
         output = self.verifier.feed(self._rows, proposal, drafts)
-        return proposal, shaped(output.logits, self.params.sampling, self._rows, drafts)
+        return proposal, shaped(output.logits, self.params.sampling, self._rows, drafts, proposal.tree_parents)
 
     def _prefill_step(self, prefill: PrefillSteps) -> Round:
         prefill.step()
@@ -137,8 +137,10 @@ class BatchDecoder(Decoder):
         if self.params.logprobs:
             record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
         self._drop_finished()
-        if self.drafter is not None and self._rows and self._reads_prompts():
-            self.drafter.read(self._rows)
+        if self.drafter is not None:
+            if self._rows and self._reads_prompts():
+                self.drafter.read(self._rows)
+            self._reported_work = self._draft_work()
         return Round("prefill", rows=rows, fed=prefill.newest)
 
     def _reading(self) -> Reading | None:

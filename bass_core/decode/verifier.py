@@ -1,7 +1,7 @@
 """Feeds a round's drafts to the target and judges them: `Verifier.verify`, for chains and trees.
 
-Where a CUDA graph can hold the round, its forward and its judge are one graph; otherwise they run one after the
-other. Either way the round waits for the device once. Nothing is committed here.
+If a CUDA graph can run the round, it contains the forward and the judge. If not, they run one after the other.
+Either way the round waits for the device once. Nothing is committed here.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Proposal:
         return None if isinstance(self.probs, ColumnProbs) else GraphDrafts(self.tokens, self.probs)
 
     def after_forward(self, output: ForwardOutput) -> Proposal:
-        """Return the drafts to judge after the target's forward; AMUSD may have got more by then."""
+        """Return the drafts to judge after the target's forward. Under AMUSD, one more may have come."""
         return self
 
     def explained(self, source: str) -> Drafts:

@@ -129,7 +129,8 @@ class LlamaCompiled(CausalModel):
         if batch.return_states:
             flat_states = _concatenate([*streams, last]) if batch.raw_states else self.readout(streams, last)
             states = _by_rows(flat_states, real, firsts, width)
-        return ForwardOutput(logits if batch.wanted_columns else _by_rows(logits, real, firsts, width), states)
+        by_row = batch.wanted_columns is not None
+        return ForwardOutput(logits if by_row else _by_rows(logits, real, firsts, width), states)
 
     def can_draft(self, fuse: Any) -> bool:
         return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)

@@ -32,13 +32,13 @@ class RoundInputs(NamedTuple):
     Attributes:
         lengths: how many tokens of the row are cached.
         starts, groups: the row's place in the cache's prefix; None without a prefix.
-        counts: its drafts, or its unread tokens.
+        counts: number of its drafts, or of its unread tokens.
         prompts: the length of its prompt.
         ids, positions, seeds: its noise keys.
         tokens: its newest token, or its unread tokens.
         state_slots: the column of the state that each unread token reads.
-        num_copied: how many drafts it copies.
-        copied_drafts: those drafts.
+        num_copied: number of its copied drafts; 0 if the model drafted for it.
+        copied_drafts: the copied drafts, padded with zeros.
         sees, depths, before: its tree, as in HostTreeMask.
     """
 
@@ -76,20 +76,24 @@ class RoundInputs(NamedTuple):
         return TreeMask(self.sees.contiguous(), self.depths.contiguous(), self.before)
 
     def packed(self, rows: int) -> list[list[int]]:
-        """Return all numbers in lines of one number per row, padded with zeros to at least `rows`."""
+        """Return the buffer's lines: one entry per row, padded with zeros to an even number of at least `rows`."""
         # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
         columns = rows + rows % 2
         return [[*line, *[0] * (columns - len(line))] for part in self for line in _lines(part)]
 
     def views(self, buffer: Tensor) -> RoundInputs:
         """Return the fields as views of a buffer [n, R] with the lines of `packed`."""
-        parts = buffer.split([len(_lines(part)) for part in self])
-        named = zip(self, parts, strict=True)
-        return RoundInputs(*(None if a is None else b.t() if isinstance(a[0], list) else b[0] for a, b in named))
+
+        def view(field: Any, lines: Tensor) -> Tensor | None:
+            if field is None:
+                return None
+            return lines.t() if isinstance(field[0], list) else lines[0]
+
+        return RoundInputs(*map(view, self, buffer.split([len(_lines(part)) for part in self])))
 
 
 def _lines(part: Any) -> Seq[Seq[int]]:
-    """Return a field's lines of one number per row."""
+    """Return a field as lines with one entry per row."""
     if part is None:
         return []
     return list(zip(*part, strict=True)) if isinstance(part[0], list) else [part]
@@ -101,7 +105,8 @@ class GraphDrafts(NamedTuple):
     Attributes:
         tokens: int64 [B, l], the drafts.
         probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
-        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None: none.
+        copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None if no
+            row copies.
     """
 
     tokens: Tensor

@@ -87,7 +87,8 @@ class Judge:
             fed: int64 [B, l + 1], the newest tokens and the drafts; what follows a row's last draft is padding.
             inputs: the round's numbers.
             probs: float32 [B, l, V], the distributions that the drafts were drawn from; None for point masses.
-            text: int64 [B, T], the rows' texts without the newest tokens, if penalties read them.
+            text: int64 [B, T], the rows' texts without the newest tokens, if penalties read them. The newest
+                tokens and the drafts are written into it.
             constants: of this judge.
 
         Returns:
@@ -109,6 +110,7 @@ class Judge:
     def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
         """Return the outcomes of a captured round; waits for the device."""
         rows, width = unpack(packed), proposal.width
+        # The graph may be wider than the round: five numbers per draft, and four per row.
         if width * 5 + 4 < packed.shape[1]:
             rows = [row._replace(tests=row.tests[:width]) for row in rows]
         return self._adjusted(rows, width)

@@ -60,8 +60,10 @@ class TreeJudge(Judge):
     def captures(self, device: torch.device, probs: Tensor | None) -> bool:
         if self.shape is None:
             return False
-        if self.follows_choices or self.sampling.shapes:
-            return not self.sampling.shapes
+        if self.sampling.shapes:
+            return False
+        if self.follows_choices:
+            return True
         if probs is None or not (is_accelerator(device) and available(device)):
             return False
         from .tree_triton import can_walk  # imports triton

@@ -214,8 +214,8 @@ class AmusdDecoder(BatchDecoder):
             n if together or outcome.accepted >= count else min(count, n)
             for n, outcome, count in zip(tested, outcomes, fed, strict=True)
         ]
-        verdict.proposal.num_drafted = reached
-        records = super()._commit(verdict._replace(outcomes=outcomes))
+        proposal = replace(verdict.proposal, num_drafted=reached)
+        records = super()._commit(verdict._replace(proposal=proposal, outcomes=outcomes))
         self.timeline.add_target(self._began, end)
         self._step_times.measure(1000 * (end - self._began), plain=not max(fed))
         states = verdict.output.states
