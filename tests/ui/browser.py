@@ -34,21 +34,53 @@ SETTLED = """() => !document.getAnimations().some((one) => one instanceof CSSTra
   && new Promise((done) => Bass.soon(() => done(true)))"""
 
 
+# Whether the scripts have run, and the fields have the values from the link, except on a page without a form.
+READY = """() => window.Bass?.plots.address && (document.querySelector("[data-replay]")
+  || new Promise((done) => Bass.on("form", () => setTimeout(() => done(true), 300))))"""
+
+
 def open_page(page: Page, server: str) -> None:
-    """Open the server's page without its opening recording, and wait until the first charts are drawn."""
+    """Open the server's page without its opening recording and without Plotly, which takes 2 s of CPU."""
     address, hash, fragment = server.partition("#")
     page.goto(f"{address}{'&' if '?' in address else '?'}play=off{hash}{fragment}")
-    loaded(page)
+    page.wait_for_function(READY)
 
 
 def loaded(page: Page) -> None:
-    """Load Plotly, as charts in view would, and wait until the charts are drawn.
-
-    By then the page's fields have the values from its link.
-    """
+    """Load Plotly, as charts in view would, and wait until the charts are drawn."""
     page.wait_for_function("() => window.Bass?.plots?.address")
     page.evaluate("() => Bass.plots.load().then(() => Bass.plots.drawAll())")
     page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
+
+
+# Resolves after the next drawing.
+DRAWN = "() => new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 30)))"
+# Leaves the page as a visitor has it who has only watched recordings.
+TIDY = """() => {
+  const press = (button) => button?.checkVisibility() && button.click();
+  press(document.querySelector("[data-close]"));
+  if (document.body.classList.contains("presenting")) press(document.querySelector("[data-present]"));
+  document.body.classList.remove("dark");
+  press([...document.querySelectorAll("#tabs [role=tab]")].find((tab) => tab.textContent.trim() === "Race"));
+  document.activeElement.blur();
+  history.replaceState(null, "", location.pathname + "?play=off");
+  Bass.tell("phase", "ready");
+  Bass.tape.speed = 1;
+  // It may be "win" already: forget its name, to see when it is loaded again.
+  if (Bass.tape.state.recorded) Bass.tape.state.recorded.name = "";
+  document.querySelector("[data-recording=win]").click();
+}"""
+
+
+def reset(page: Page) -> None:
+    """Show the end of the recording "win", whatever an earlier test has done on the page."""
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.emulate_media(media="screen", reduced_motion="no-preference", color_scheme="light")
+    page.mouse.move(0, 0)
+    page.evaluate(TIDY)
+    page.wait_for_function("() => Bass.tape.state.recorded?.name === 'win'")
+    page.evaluate("() => { Bass.tape.live(); scrollTo(0, 0); }")
+    page.wait_for_function(DRAWN)
 
 
 def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,

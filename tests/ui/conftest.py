@@ -1,4 +1,8 @@
-"""Fixtures of the page's tests: a tiny pair on disk, a server that runs app.py with it, and a browser."""
+"""Fixtures of the page's tests: a tiny pair on disk, servers, a browser, and pages in it.
+
+Loading a page takes a second of CPU. So each worker loads two pages once, `opened` (with a pair) and `film`
+(with recordings only), for all tests that use no setting of the form. `page` is loaded for one test.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Request, sync_playwright
 
 from bass_core import ModelPair
-from tests.support.page import HOSTILE, load_saved, pair_options, save_tiny_pair, serving
+from tests.support.page import HOSTILE, hosted, load_saved, pair_options, save_tiny_pair, serving
 
-from .browser import FLAGS, PATIENCE_MS, open_page
+from .browser import FLAGS, PATIENCE_MS, open_page, reset
 
 
 @pytest.fixture
@@ -53,6 +57,13 @@ def context(browser_executable: str) -> Iterator[BrowserContext]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def shelf() -> Iterator[str]:
+    """Address of a page with the shipped recordings and no model."""
+    with hosted(None, about="") as address:
+        yield address
+
+
 @pytest.fixture
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
     """The opened page of `server`. `watched` checks its console and its requests at the end."""
@@ -60,17 +71,70 @@ def page(context: BrowserContext, server: str) -> Iterator[Page]:
         yield page
 
 
+@pytest.fixture(scope="session")
+def loaded_server(context: BrowserContext, server: str) -> Iterator[Watch]:
+    with watching(context, server) as watch:
+        open_page(watch.page, server)
+        yield watch
+
+
+@pytest.fixture(scope="session")
+def loaded_shelf(context: BrowserContext, shelf: str) -> Iterator[Watch]:
+    with watching(context, shelf) as watch:
+        open_page(watch.page, shelf)
+        yield watch
+
+
+@pytest.fixture
+def opened(loaded_server: Watch) -> Iterator[Page]:
+    """The worker's page of `server` at the end of the recording "win"."""
+    reset(loaded_server.page)
+    yield loaded_server.page
+    loaded_server.check()
+
+
+@pytest.fixture
+def film(loaded_shelf: Watch) -> Iterator[Page]:
+    """The worker's page of `shelf` at the end of the recording "win"."""
+    reset(loaded_shelf.page)
+    yield loaded_shelf.page
+    loaded_shelf.check()
+
+
+class Watch:
+    """A page, with the complaints in its console and the hosts of its requests since the last check."""
+
+    def __init__(self, page: Page, server: str) -> None:
+        self.page, self.server = page, server
+        self.complaints: list[str] = []
+        self.hosts: set[str] = set()
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self.note)
+
+    def note(self, request: Request) -> None:
+        if request.url.startswith(("http", "ws")):
+            self.hosts.add(urlsplit(request.url).netloc)
+
+    def check(self) -> None:
+        """Assert that the console is clean and that all requests went to the server."""
+        complaints, self.complaints = self.complaints, []
+        assert complaints == []
+        assert self.hosts <= {urlsplit(self.server).netloc}
+
+
+@contextmanager
+def watching(context: BrowserContext, server: str) -> Iterator[Watch]:
+    """Watch a new page, for tests that open it themselves, and check it at the end."""
+    watch = Watch(context.new_page(), server)
+    yield watch
+    watch.page.close()
+    watch.check()
+
+
 @contextmanager
 def watched(context: BrowserContext, server: str) -> Iterator[Page]:
-    """Open a page. At the end, check that its console is clean and that all requests went to the server."""
-    page = context.new_page()
-    complaints: list[str] = []
-    hosts: set[str] = set()
-    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda r: hosts.add(urlsplit(r.url).netloc) if r.url.startswith(("http", "ws")) else None)
-    open_page(page, server)
-    yield page
-    page.close()
-    assert complaints == []
-    assert hosts == {urlsplit(server).netloc}
+    """Open and watch a page without its opening recording."""
+    with watching(context, server) as watch:
+        open_page(watch.page, server)
+        yield watch.page

@@ -5,22 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from PIL import Image, ImageChops
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.support.page import hosted
 from ui.recordings.shelf import SHIPPED
 
-from .browser import LANES, assert_accessible, assert_fits
-from .conftest import watched
+from .browser import DRAWN, LANES, assert_accessible, assert_fits
+from .conftest import watching
 
 pytestmark = pytest.mark.slow
-# Resolves after the next drawing.
-DRAWN = "() => new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 30)))"
 STATE = "() => Bass.tape.state"
 # What the lanes show: the texts, the drafts in sight, and the rejected drafts.
 SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".lane:not([hidden])")].map((lane) => [
@@ -46,23 +42,6 @@ ASIDE = """() => [...document.querySelectorAll(".fallen")].map((draft) => {
   const token = [...range.getClientRects()][0];
   return box.width > 4 && (box.right <= token.left + 1 || box.bottom <= token.top);
 })"""
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with hosted(None, about="") as url:
-        yield url
-
-
-@pytest.fixture
-def film(context: BrowserContext, address: str) -> Iterator[Page]:
-    """A page that shows the end of the recording "win"."""
-    with watched(context, address) as page:
-        page.click("[data-recording=win]")
-        page.wait_for_function("() => Bass.run() && Bass.tape.state.playing")
-        page.evaluate("() => Bass.tape.live()")
-        page.wait_for_function(DRAWN)
-        yield page
 
 
 def rounds(name: str, lane: str) -> list[dict[str, Any]]:
@@ -181,9 +160,10 @@ def test_the_speed_in_use_pauses(film: Page) -> None:
     film.evaluate("() => Bass.tape.pause()")
 
 
-def test_a_speed_goes_on_from_the_opening(context: BrowserContext, address: str) -> None:
-    with watched(context, address) as page:
-        page.goto(address)
+def test_a_speed_goes_on_from_the_opening(context: BrowserContext, shelf: str) -> None:
+    with watching(context, shelf) as watch:
+        page = watch.page
+        page.goto(shelf)
         page.wait_for_function("() => window.Bass?.scenes && Bass.tape.state.playing")
         # The end of the opening changes the speed to the same value.
         page.evaluate(
@@ -342,15 +322,16 @@ def caption(page: Page, text: str) -> None:
     expect(page.locator(".opening-caption")).to_contain_text(text, timeout=60_000)
 
 
-def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext, address: str) -> None:
+def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext, shelf: str) -> None:
     speeds = {
         name: {lane: rounds(name, "regular")[-1]["end"] / rounds(name, lane)[-1]["end"] for lane in LANES}
         for name in ("one", "win")
     }
     assert all(2.5 < speeds["one"][lane] < 3.5 for lane in ("speculative", "bass"))
     assert speeds["win"]["speculative"] < 1 and speeds["win"]["bass"] > 2
-    with watched(context, address) as page:
-        page.goto(address)
+    with watching(context, shelf) as watch:
+        page = watch.page
+        page.goto(shelf)
         caption(page, "One reader: both drafters are about three times as fast.")
         expect(page.locator(".axis-words")).to_contain_text(" at 1/25 speed")
         expect(page.locator(".sequence .draft:not([hidden])").first).to_be_visible()
@@ -368,10 +349,11 @@ def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext,
         assert not page.evaluate(STATE)["playing"]
 
 
-def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: BrowserContext, address: str) -> None:
-    with watched(context, address) as page:
+def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: BrowserContext, shelf: str) -> None:
+    with watching(context, shelf) as watch:
+        page = watch.page
         for end in ("axis", "Escape", "scene", "steps"):
-            page.goto(address)
+            page.goto(shelf)
             caption(page, "One reader")
             page.wait_for_function("() => Bass.tape.state.playing")
             if end == "axis":
@@ -390,10 +372,11 @@ def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: Browser
             assert page.locator(".token.equal").count() == 0
 
 
-def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: BrowserContext, address: str) -> None:
-    with watched(context, address) as page:
+def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: BrowserContext, shelf: str) -> None:
+    with watching(context, shelf) as watch:
+        page = watch.page
         page.emulate_media(reduced_motion="reduce")
-        page.goto(address)
+        page.goto(shelf)
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.run()?.done")
         expect(page.locator(".opening")).to_be_hidden()
         expect(page.locator(".axis .motion:visible")).to_have_count(0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.support.page import hosted
-
 from .browser import assert_accessible, assert_fits, fill, run_to_the_end
 from .conftest import watched
 
@@ -23,9 +21,9 @@ HEADS = {
 }  # fmt: skip
 
 
-def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserContext) -> None:
+def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserContext, shelf: str) -> None:
     """On a page without a model, presenter mode asks before a recording plays."""
-    with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
+    with watched(context, f"{shelf}/?present=1") as page:
         bet, line = page.locator(".bet"), page.locator(".bet-line")
         expect(page.get_by_role("button", name="Bet first")).to_have_attribute("aria-pressed", "true")
         page.click("#run")

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from bass_core import ModelPair, SamplingParams, race, reference
-from tests.support.page import hosted
 from ui.page.limits import Limits
 from ui.page.request import make_request
 from ui.race.code import FILE, MARKS, listing
 
 from .browser import assert_accessible, assert_fits, play
-from .conftest import watched
 
 ROWS, LENGTH, SEED, TOKENS = 3, 3, 5, 24
 PROMPTS = [[1 + row, 7, 3] for row in range(ROWS)]
@@ -104,7 +102,7 @@ def of_row(call: dict[int, list[Event]], row: int, at: int) -> list[Event]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "block", "greedy"])
-def test_the_lines_and_values_are_those_of_a_run_of_the_file(page: Page, pair: ModelPair, rule: str) -> None:
+def test_the_lines_and_values_are_those_of_a_run_of_the_file(opened: Page, pair: ModelPair, rule: str) -> None:
     temperature = 0.0 if rule == "greedy" else 0.9
     verification = "rejection" if rule == "greedy" else rule
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "draft_length": LENGTH, "seed": SEED}
@@ -113,7 +111,7 @@ def test_the_lines_and_values_are_those_of_a_run_of_the_file(page: Page, pair: M
         eos_token_id=None, inspect=True, **options,
     )  # fmt: skip
     settings = {"prompt": "Hello", "temperature": temperature, "verification": verification}
-    play(page, [final], make_request(settings, Limits()).settings())
+    play(opened, [final], make_request(settings, Limits()).settings())
     calls: list[dict[int, list[Event]]] = []
     with torch.inference_mode(), traced(calls):
         reference.bass(
@@ -126,7 +124,7 @@ def test_the_lines_and_values_are_those_of_a_run_of_the_file(page: Page, pair: M
             seed=SEED,
             together=rule == "block",
         )
-    traces = page.evaluate(TRACES)
+    traces = opened.evaluate(TRACES)
     runs = {row: [call for call in calls[1:] if row in call] for row in range(ROWS)}
     rejected = 0
     for row, rounds in enumerate(traces):
@@ -136,7 +134,7 @@ def test_the_lines_and_values_are_those_of_a_run_of_the_file(page: Page, pair: M
             compare(shown, of_row(call, row, at), at, rule)
             rejected += shown["row"]["accepted"] < len(shown["row"]["drafted"])
     assert rejected
-    walk(page, runs[0])
+    walk(opened, runs[0])
 
 
 def compare(shown: dict[str, Any], run: list[Event], at: int, rule: str) -> None:
@@ -184,50 +182,48 @@ def walk(page: Page, calls: list[dict[int, list[Event]]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_recorded_round_runs_without_a_model(context: BrowserContext) -> None:
+def test_a_recorded_round_runs_without_a_model(film: Page) -> None:
     """A click on a recorded token runs the code of its round. It plays by itself unless motion is reduced."""
-    with hosted(None, about="") as address, watched(context, address) as page:
-        page.click("[data-recording=loss]")
-        page.wait_for_function("() => Bass.tape.state.count > 1")
-        page.evaluate("() => Bass.tape.live()")
-        page.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
-        panel, lit = page.locator(".step-part"), page.locator(".code [aria-current=step]")
-        expect(panel).to_be_visible()
-        page.wait_for_function("() => document.querySelector('.code-now')?.dataset.mark === 'step.L4'")
-        expect(panel.locator("[data-run-code]")).to_have_text("Pause")
-        page.keyboard.press("End")
-        expect(panel.locator("[data-run-code]")).to_have_text("Play")
-        expect(lit).to_have_attribute("data-mark", "judge_together.L18")
-        assert panel.locator("[data-function=judge]").is_hidden()
-        assert panel.locator(".step-top tr.is-written").count() == 1
-        assert_fits(page, 390, 1400)
-        assert_accessible(page)
-        page.keyboard.press("Escape")
-        expect(panel).to_be_hidden()
-        page.emulate_media(reduced_motion="reduce")
-        page.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
-        expect(lit).to_have_attribute("data-mark", "judge_together.L18")
-        # A greedy round shows the model's own probabilities beside p and q, which are 0 or 1.
-        page.click("[data-recording=win]")
-        page.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
-        page.evaluate("() => Bass.tape.live()")
-        page.locator("#lane-bass .sequence").first.locator(".token.accepted").first.click()
-        step = page.evaluate("() => Bass.run().lanes.get('bass').sequences[0].steps.find((s) => s.accepted).row")
-        row = panel.locator(".step-values tr").filter(has_text="ptemperature 1")
-        expect(row.locator("td")).to_have_text(
-            [f"{p:.3f}" if p >= 0.001 else f"{p:.6f}" for p in step["detail"]["own_p"]]
-        )
+    film.click("[data-recording=loss]")
+    film.wait_for_function("() => Bass.tape.state.recorded.name === 'loss'")
+    film.evaluate("() => Bass.tape.live()")
+    film.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
+    panel, lit = film.locator(".step-part"), film.locator(".code [aria-current=step]")
+    expect(panel).to_be_visible()
+    film.wait_for_function("() => document.querySelector('.code-now')?.dataset.mark === 'step.L4'")
+    expect(panel.locator("[data-run-code]")).to_have_text("Pause")
+    film.keyboard.press("End")
+    expect(panel.locator("[data-run-code]")).to_have_text("Play")
+    expect(lit).to_have_attribute("data-mark", "judge_together.L18")
+    assert panel.locator("[data-function=judge]").is_hidden()
+    assert panel.locator(".step-top tr.is-written").count() == 1
+    assert_fits(film, 390, 1400)
+    assert_accessible(film)
+    film.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    film.emulate_media(reduced_motion="reduce")
+    film.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
+    expect(lit).to_have_attribute("data-mark", "judge_together.L18")
+    # A greedy round shows the model's own probabilities beside p and q, which are 0 or 1.
+    film.click("[data-recording=win]")
+    film.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
+    film.evaluate("() => Bass.tape.live()")
+    film.locator("#lane-bass .sequence").first.locator(".token.accepted").first.click()
+    step = film.evaluate("() => Bass.run().lanes.get('bass').sequences[0].steps.find((s) => s.accepted).row")
+    row = panel.locator(".step-values tr").filter(has_text="ptemperature 1")
+    expect(row.locator("td")).to_have_text(
+        [f"{p:.3f}" if p >= 0.001 else f"{p:.6f}" for p in step["detail"]["own_p"]]
+    )
 
 
 @pytest.mark.slow
-def test_the_lecture_opens_the_code_on_a_sampled_round(context: BrowserContext) -> None:
-    with hosted(None, about="") as address, watched(context, address) as page:
-        page.get_by_role("tab", name="How it works").click()
-        page.click("[data-real-round]")
-        expect(page.locator(".step-part")).to_be_visible()
-        expect(page.locator(".step-rule")).to_contain_text("Block verification")
-        page.keyboard.press("End")
-        step = page.evaluate("() => Bass.tape.state.recorded.name")
-        assert step == "loss"
-        accepted = page.locator(".step-values tr:last-child .is-accepted").count()
-        assert 1 < accepted < page.locator(".step-values tr:last-child td").count()
+def test_the_lecture_opens_the_code_on_a_sampled_round(film: Page) -> None:
+    film.get_by_role("tab", name="How it works").click()
+    film.click("[data-real-round]")
+    expect(film.locator(".step-part")).to_be_visible()
+    expect(film.locator(".step-rule")).to_contain_text("Block verification")
+    film.keyboard.press("End")
+    step = film.evaluate("() => Bass.tape.state.recorded.name")
+    assert step == "loss"
+    accepted = film.locator(".step-values tr:last-child .is-accepted").count()
+    assert 1 < accepted < film.locator(".step-values tr:last-child td").count()

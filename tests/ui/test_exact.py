@@ -7,15 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from bass_core import ModelPair, race
-from tests.support.page import hosted
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
 from .browser import assert_accessible, assert_fits, exported, fill, play, run_to_the_end
-from .conftest import watched
 
 pytestmark = pytest.mark.slow
 # Notes when the button, which is disabled while the server draws, is enabled again.
@@ -26,21 +24,21 @@ ANSWERED = """() => {
 }"""
 
 
-def test_the_verdict_counts_the_tokens_that_equal_regulars(page: Page, pair: ModelPair) -> None:
+def test_the_verdict_counts_the_tokens_that_equal_regulars(opened: Page, pair: ModelPair) -> None:
     """The count comes from the tokens of the race, also if one of them differs."""
     *_, final = race(pair, "Hello", n=2, max_new_tokens=20, inspect=True)
-    line = page.locator(".verdict-exact")
+    line = opened.locator(".verdict-exact")
     settings = make_request({"prompt": "Hello", "temperature": 0.0}, Limits()).settings()
-    play(page, [final], settings)
+    play(opened, [final], settings)
     total = sum(len(sequence["token_ids"]) for sequence in final["lanes"]["regular"]["sequences"])
     expect(line).to_have_text(f"{total} of {total} tokens equal to Regular’s")
     changed: Any = copy.deepcopy(json.loads(json.dumps(final)))
     changed["lanes"]["bass"]["sequences"][1]["token_ids"][3] += 1
-    play(page, [changed], settings)
+    play(opened, [changed], settings)
     expect(line).to_have_text(
         f"Speculative: {total} of {total} tokens, BASS: {total - 1} of {total} tokens equal to Regular’s"
     )
-    expect(page.locator(".verdict-draws")).to_be_hidden()
+    expect(opened.locator(".verdict-draws")).to_be_hidden()
 
 
 def test_a_sampled_race_offers_draws_of_one_token(page: Page) -> None:
@@ -79,15 +77,14 @@ def test_a_sampled_race_offers_draws_of_one_token(page: Page) -> None:
     expect(page.locator(".draws")).to_be_hidden()
 
 
-def test_a_page_without_a_model_offers_no_draws(context: BrowserContext) -> None:
-    with hosted(None, about="") as address, watched(context, address) as page:
-        page.click("[data-recording=loss]")
-        page.wait_for_function("() => Bass.tape.state.count > 1")
-        page.evaluate("() => Bass.tape.live()")
-        expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
-        assert page.evaluate("() => Bass.drawsQuestion()[0]") != ""
-        expect(page.locator(".verdict-draws")).to_be_hidden()
-        page.click("[data-recording=win]")
-        page.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
-        page.evaluate("() => Bass.tape.live()")
-        expect(page.locator(".verdict-exact")).to_have_text("172 of 172 tokens equal to Regular’s")
+def test_a_page_without_a_model_offers_no_draws(film: Page) -> None:
+    film.click("[data-recording=loss]")
+    film.wait_for_function("() => Bass.tape.state.recorded.name === 'loss'")
+    film.evaluate("() => Bass.tape.live()")
+    expect(film.locator("#lane-bass .state")).to_contain_text("Finished")
+    assert film.evaluate("() => Bass.drawsQuestion()[0]") != ""
+    expect(film.locator(".verdict-draws")).to_be_hidden()
+    film.click("[data-recording=win]")
+    film.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
+    film.evaluate("() => Bass.tape.live()")
+    expect(film.locator(".verdict-exact")).to_have_text("172 of 172 tokens equal to Regular’s")

@@ -24,7 +24,7 @@ from ui.recordings.recording import load
 from ui.recordings.shelf import SHIPPED
 from ui.recordings.webpage import MAX_BYTES, PLACE, settings_of, shell, webpage
 
-from .browser import LANES, assert_accessible, fill, play, revealed, run_to_the_end, shown
+from .browser import LANES, assert_accessible, fill, loaded, play, revealed, run_to_the_end, shown
 from .test_recording import BREAKS
 
 TAPE = "() => JSON.parse(Bass.tape.asRecording({ about: 'a test', made: {} }))"
@@ -197,6 +197,7 @@ def drop(page: Page, file: Path) -> None:
 def test_a_race_saved_as_a_page_plays_and_can_be_dropped_on_a_page(
     page: Page, context: BrowserContext, tmp_path: Path
 ) -> None:
+    loaded(page)  # Plotly, which is not there later
     # A prompt of which the model repeats some tokens. All of them could break a careless page.
     fill(page, prompt="".join(HOSTILE), tokens=40)
     with page.expect_response("**/*.html?*"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ui.page import first
+from ui.page import presets as module
 from ui.page.choices import Choices
 from ui.page.form import starting_values
 from ui.page.limits import Limits
@@ -23,10 +23,10 @@ def test_four_questions_come_first_where_bass_wins_them(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        first, "expected_speedup", lambda *values, **more: asked.append((values, more)) or expected
+        module, "expected_speedup", lambda *values, **more: asked.append((values, more)) or expected
     )
     pair: Any = SimpleNamespace(name="smollm2")
-    assert first.first_preset(pair) == chosen
+    assert module.first_preset(pair) == chosen
     race = presets()[QUESTIONS].values
     assert asked == [
         ((pair, figures()["texts"]["questions"]["acceptance"]), {"rows": 4, "draft_length": 3, "temperature": 0.0})
@@ -35,9 +35,9 @@ def test_four_questions_come_first_where_bass_wins_them(
 
 
 def test_the_acceptance_of_another_pair_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first, "expected_speedup", lambda *_, **__: 9.0)
+    monkeypatch.setattr(module, "expected_speedup", lambda *_, **__: 9.0)
     other: Any = SimpleNamespace(name="another")
-    assert first.first_preset(other) == REPEAT
+    assert module.first_preset(other) == REPEAT
 
 
 def test_every_first_preset_has_fixed_rows_and_draft_lengths() -> None:

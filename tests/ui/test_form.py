@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.presets import CODE, REWRITING, presets
 
-from .browser import LANES, fill, loaded, open_page, open_settings, run_to_the_end, shown
+from .browser import LANES, READY, fill, open_page, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 BAD_INPUT = [
@@ -141,7 +141,7 @@ def _links(page: Page, context: BrowserContext) -> None:
 
 def _seed_is(page: Page, value: str) -> None:
     """Open the settings, since loading a link closes them, and wait until they have this seed."""
-    loaded(page)
+    page.wait_for_function(READY)
     open_settings(page)
     expect(page.locator("#seed input")).to_have_value(value)
 

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,23 +156,29 @@ def records() -> Records:
     return Records(document)
 
 
-@pytest.fixture
-def film(context: BrowserContext, records: Records, tmp_path: Path) -> Iterator[Page]:
-    """A page that plays the recording, after a bet on Regular. It is so high that everything is in sight."""
-    path = tmp_path / "changed.json.xz"
+@pytest.fixture(scope="module")
+def played(context: BrowserContext, records: Records, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A page that plays the recording, after a bet on Regular."""
+    path = tmp_path_factory.mktemp("changed") / "changed.json.xz"
     save(records.document, path)
     offers = {"changed": RecordingOffer("changed", "Changed", "", path)}
     with hosted(None, about="", offers=offers) as address, watched(context, f"{address}/?present=1") as page:
-        page.set_viewport_size({"width": 1400, "height": 3600})
         # The lanes would fill any height.
         page.add_style_tag(content=".sequences { --row: 67.2px !important; }")
         page.click("#run")
         page.keyboard.press("a")
         page.wait_for_function("() => Bass.run() && Bass.tape.state.playing")
-        page.evaluate("() => Bass.tape.live()")
-        expect(page.locator(".cache-line")).to_be_in_viewport()
-        expect(page.locator(".round-line")).to_be_in_viewport()
         yield page
+
+
+@pytest.fixture
+def film(played: Page) -> Page:
+    """The page at the end of the recording. It is so high that everything is in sight."""
+    played.set_viewport_size({"width": 1400, "height": 3600})
+    played.evaluate("() => Bass.tape.live()")
+    expect(played.locator(".cache-line")).to_be_in_viewport()
+    expect(played.locator(".round-line")).to_be_in_viewport()
+    return played
 
 
 def assert_right(page: Page, records: Records, ms: float) -> None:

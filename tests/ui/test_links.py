@@ -8,20 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.support.page import hosted
 from ui.recordings.shelf import SHIPPED
 
 from .browser import PATIENCE_MS
 from .test_file import AT_END
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def shelf() -> Iterator[str]:
-    """The address of a page with the shipped recordings and no model."""
-    with hosted(None) as address:
-        yield address
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from bass_core import ModelPair, SamplingParams, race
 
-from .browser import PATIENCE_MS, fill, play, shown
+from .browser import PATIENCE_MS, fill, loaded, play, shown
 
 pytestmark = pytest.mark.slow
 # data[1] is the lane that runs longest: it decodes one sequence after another.
@@ -78,6 +78,7 @@ def plot_area(page: Page) -> dict[str, float]:
 
 
 def test_inspector_pause_and_zoom_work_during_a_race(page: Page, pair: ModelPair) -> None:
+    loaded(page)
     page.evaluate(COUNT_UPDATES)
     page.evaluate("() => (Bass.tape.speed = 1e-6)")
     play(page, long_race(pair), to_the_end=False)
@@ -195,6 +196,7 @@ def test_a_held_page_shows_nothing_new_until_it_is_released(page: Page) -> None:
 
 
 def test_printing_during_a_race_draws_charts_out_of_view(page: Page) -> None:
+    loaded(page)
     page.set_viewport_size({"width": 1400, "height": 300})
     fill(page, batch=8, tokens=1024)
     page.click("#run")

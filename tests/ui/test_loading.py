@@ -81,7 +81,7 @@ LATE = """async () => {
 }"""
 # Missed lines arrive after the end of a race whose values are held.
 HELD = """async () => {
-  const head = JSON.stringify({ run: "held", lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
+  const head = JSON.stringify({ run: "held-atOnce", lanes: ["bass"], batch_size: 1, looks: {}, settings: {} });
   const line = (i) => JSON.stringify({ bass: { clock_ms: i, new: { 0: [["s", `${i} `, i, i]] }, rounds: [] } });
   const props = {}, seen = [];
   let changed = null, answer = null;
@@ -111,18 +111,18 @@ def bare(context: BrowserContext) -> Page:
     return context.new_page()
 
 
-def test_missed_lines_are_fetched(page: Page) -> None:
-    ids, asked = page.evaluate(GAP)
+def test_missed_lines_are_fetched(opened: Page) -> None:
+    ids, asked = opened.evaluate(GAP)
     assert ids == list(range(9)) and asked == [["gap", 4]]
 
 
-def test_late_lines_of_a_stopped_run_are_dropped(page: Page) -> None:
-    assert page.evaluate(LATE) == [0, 10]
+def test_late_lines_of_a_stopped_run_are_dropped(opened: Page) -> None:
+    assert opened.evaluate(LATE) == [0, 10]
 
 
 @pytest.mark.parametrize("at_once", ["true", "false"])
-def test_the_end_is_announced_after_missed_lines_that_are_held(page: Page, at_once: str) -> None:
-    assert page.evaluate(HELD.replace("atOnce", at_once)) == ["running", 0, "done", 1, 2, "done"]
+def test_the_end_is_announced_after_missed_lines_that_are_held(opened: Page, at_once: str) -> None:
+    assert opened.evaluate(HELD.replace("atOnce", at_once)) == ["running", 0, "done", 1, 2, "done"]
 
 
 def test_a_script_that_fails_once_is_fetched_again(bare: Page, server: str) -> None:

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from .browser import LANES, fill, open_settings
 
 pytestmark = pytest.mark.slow
-BATCH, TOKENS = 16, int(os.environ.get("BASS_LONG_TOKENS", 256))
+BATCH, TOKENS = 16, int(os.environ.get("BASS_LONG_TOKENS", 160))
 MOST_BYTES, MOST_BYTES_PER_TOKEN = 50e6 + 100e6 * TOKENS / 1024, 1000
 # A bar has two rectangles. All are drawn again when the scale of the axis changes, about ten times in a race.
 MOST_BARS_PER_ROUND = 20

@@ -27,24 +27,22 @@ APART = """() => {
 BUTTONS = "() => [...document.querySelectorAll('.modebar-btn')].map(({ dataset }) => dataset.title)"
 
 
-def test_every_slider_and_button_has_a_name_of_its_own(page: Page) -> None:
-    page.get_by_role("tab", name="How it works").click()
+def test_every_slider_and_button_has_a_name_of_its_own(opened: Page) -> None:
+    opened.get_by_role("tab", name="How it works").click()
     for role in ("slider", "combobox", "checkbox", "spinbutton"):
-        controls = page.get_by_role(role, include_hidden=True)
-        assert page.get_by_role(role, name=NAMED, include_hidden=True).count() == controls.count(), role
-    assert page.get_by_role("slider", include_hidden=True).count() > 20
-    assert page.get_by_role("button", name="Formula", exact=True, include_hidden=True).count() == 0
-    assert page.get_by_role("button", name=re.compile("^Formula: "), include_hidden=True).count() > 20
+        controls = opened.get_by_role(role, include_hidden=True)
+        assert opened.get_by_role(role, name=NAMED, include_hidden=True).count() == controls.count(), role
+    assert opened.get_by_role("slider", include_hidden=True).count() > 20
+    assert opened.get_by_role("button", name="Formula", exact=True, include_hidden=True).count() == 0
+    assert opened.get_by_role("button", name=re.compile("^Formula: "), include_hidden=True).count() > 20
 
 
-def test_charts_offer_no_dead_button_and_hover_shows_rounded_numbers(page: Page) -> None:
-    page.locator("[data-recording=win]").click()
-    page.wait_for_function("() => Bass.tape.state.recorded?.name === 'win'")
-    page.evaluate("() => { Bass.tape.live(); return Bass.plots.load().then(() => Bass.plots.drawAll()); }")
-    page.wait_for_function("() => document.querySelector('[data-chart=race] .plot').data?.length > 1")
-    titles = page.evaluate(BUTTONS)
+def test_charts_offer_no_dead_button_and_hover_shows_rounded_numbers(opened: Page) -> None:
+    opened.evaluate("() => Bass.plots.load().then(() => Bass.plots.drawAll())")
+    opened.wait_for_function("() => document.querySelector('[data-chart=race] .plot').data?.length > 1")
+    titles = opened.evaluate(BUTTONS)
     assert titles and not [title for title in titles if re.search("share|cloud|studio|edit", title, re.IGNORECASE)]
-    boxes = page.evaluate(HOVERED)
+    boxes = opened.evaluate(HOVERED)
     assert any(re.search(r"\d", text) for text in boxes)
     assert [text for text in boxes if re.search(r"\.\d{4}|^\(", text)] == []
 

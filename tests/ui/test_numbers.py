@@ -31,6 +31,7 @@ from .browser import (
     compared,
     exported,
     fill,
+    loaded,
     open_settings,
     run_to_the_end,
     shown,
@@ -156,6 +157,7 @@ TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = 
 
 @pytest.mark.slow
 def test_every_number_of_three_races_follows_from_the_export(page: Page, pair_folders: tuple[Path, Path]) -> None:
+    loaded(page)
     for race, (temperature, rule) in RACES.items():
         if race == "coupled":
             choose_option(page, "verification", re.compile("coupled"))

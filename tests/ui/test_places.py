@@ -91,8 +91,8 @@ def test_every_file_is_served_from_a_folder_of_any_name_and_without_the_proxy(
         for name, kind in (("HTTP_PROXY", "http"), ("https_proxy", "http"), ("all_proxy", "socks5")):
             monkeypatch.setenv(name, f"{kind}://{proxy}")
         with serving(tmp_path / "log", "--replay", "win") as (server, _), httpx.Client(trust_env=False) as client:
-            config = client.get(f"{server}/config").text
-            files = sorted(set(re.findall(r'gradio_api/file=[^\\" ]+', config)))
+            document = client.get(server).text
+            files = sorted(set(re.findall(r'gradio_api/file=[^\\" ]+', document)))
             assert len(files) == len(assets.MODES) + 3, "the sheets, all scripts as one, Plotly, the page to save"
             for file in files:
                 answer = client.get(f"{server}/{file}")

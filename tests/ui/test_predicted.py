@@ -25,7 +25,16 @@ from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 
-from .browser import assert_accessible, assert_fits, exported, fill, fill_more, open_settings, run_to_the_end
+from .browser import (
+    assert_accessible,
+    assert_fits,
+    exported,
+    fill,
+    fill_more,
+    loaded,
+    open_settings,
+    run_to_the_end,
+)
 from .conftest import watched
 
 pytestmark = pytest.mark.slow
@@ -93,6 +102,7 @@ def test_predicted_times_are_marked_everywhere_and_measured_ones_nowhere(
 ) -> None:
     address = f"{served.address}#race?clock=h100&clock_models=7.8b&draft_length=auto"
     with watched(context, address) as page:
+        loaded(page)
         _texts(page, served)
         _tips(page, served)
         _card(page)

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.support.page import hosted
-
 from .browser import (
     PATIENCE_MS,
     assert_accessible,
     assert_fits,
     choose_option,
     fill,
+    loaded,
     open_settings,
     run_to_the_end,
     shown,
@@ -71,6 +70,7 @@ def sizes(page: Page) -> dict[str, float]:
 
 
 def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
+    loaded(page)
     fill(page, prompt="Hello\nyou", tokens=24)
     run_to_the_end(page)
     before, texts = sizes(page), shown(page, "bass")
@@ -106,9 +106,9 @@ def bottom(page: Page, selector: str) -> float:
     return float(page.eval_on_selector_all(selector, edges))
 
 
-def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext) -> None:
+def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext, shelf: str) -> None:
     """Checks a page that only plays recordings, which has the same presenter mode as one with a model."""
-    with hosted(None, about="") as address, watched(context, f"{address}/?present=1") as page:
+    with watched(context, f"{shelf}/?present=1") as page:
         page.set_viewport_size({"width": 1280, "height": 720})
         page.click("#run")
         page.keyboard.press("c")
@@ -205,6 +205,7 @@ def test_keys_work_only_in_presenter_mode_and_not_in_fields(page: Page) -> None:
 
 
 def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
+    loaded(page)
     fill(page, prompt="Print me", batch=3, tokens=300)
     open_settings(page)
     choose_option(page, "draft-length", "Algorithm 1")

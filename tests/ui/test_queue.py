@@ -11,7 +11,7 @@ import pytest
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.idle import IdleWork
-from ui.sources.queue import PATIENCE_S, Pace, Queue, steps
+from ui.sources.queue import PATIENCE_S, Queue, WaitEstimate, steps
 from ui.sources.source import waiting, words
 
 
@@ -132,7 +132,7 @@ def test_work_grows_with_rows_tokens_and_lanes() -> None:
 
 
 def test_a_pace_is_learnt_only_from_races_without_a_budget() -> None:
-    pace = Pace()
+    pace = WaitEstimate()
     assert pace.expected_s(asked()) is None
     pace.add(asked(time_budget_ms=100), 99.0)
     assert pace.expected_s(asked()) is None

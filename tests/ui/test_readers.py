@@ -38,40 +38,17 @@ def test_the_html_names_the_machine_the_date_and_the_revision_of_each_figure() -
 
 
 @pytest.mark.slow
-def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(page: Page) -> None:
+def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Page) -> None:
     requests: list[str] = []
-    page.get_by_role("tab", name="Sweep").click()
-    said, slider = page.locator(".readers-said"), page.get_by_role("slider", name="Readers at once")
+    opened.get_by_role("tab", name="Sweep").click()
+    said, slider = opened.locator(".readers-said"), opened.get_by_role("slider", name="Readers at once")
     expect(said).to_contain_text(f"4 readers: BASS is {speed('amx', 'questions', 4):.2f}× as fast as Regular.")
-    expect(page.locator(".readers-curve polyline")).to_have_count(2)
-    expect(page.locator(".readers-curve .measured")).to_have_count(4)
-    page.on("request", lambda request: requests.append(request.url))
-    slider.focus()
-    page.keyboard.press("End")
-    expect(said).to_contain_text(f"16 readers: BASS is {speed('amx', 'questions', 16):.2f}×")
-    expect(slider).to_have_attribute("aria-valuetext", "16 readers")
-    page.get_by_role("radio", name="Without AMX").check(force=True)
-    slider.focus()
-    page.keyboard.press("Home")
-    expect(said).to_contain_text(f"1 reader: BASS is {speed('no-amx', 'questions', 1):.2f}×")
-    last = max(n for n in figures()["readers"] if speed("no-amx", "questions", n) >= 1.05)
-    expect(said).to_contain_text(f"BASS stops paying after {last}.")
-    page.get_by_role("radio", name="A repeated text").check(force=True)
-    expect(said).to_contain_text(f"{speed('no-amx', 'repeat', 1):.2f}×")
-    page.get_by_role("radio", name="An H100").check(force=True)
-    expect(said).to_contain_text("BASS still pays at 16.")
-    expect(page.locator(".readers-source")).to_contain_text("7.8B with 310M")
-    assert requests == []
-    assert_fits(page, 390, 1400)
-    assert_accessible(page)
-
-
-@pytest.mark.slow
-def test_a_block_is_as_wide_as_its_step_and_as_high_as_its_tokens(page: Page) -> None:
-    page.get_by_role("tab", name="Sweep").click()
-    page.get_by_role("radio", name="A repeated text").check(force=True)
+    expect(opened.locator(".readers-curve polyline")).to_have_count(2)
+    expect(opened.locator(".readers-curve .measured")).to_have_count(4)
+    # A block is as wide as its step and as high as its tokens.
+    opened.get_by_role("radio", name="A repeated text").check(force=True)
     known = figures()["machines"]["amx"]
-    regular, alone, bass = page.evaluate(STEPS)
+    regular, alone, bass = opened.evaluate(STEPS)
     at = figures()["readers"].index(4)
     (tokens, ms), (one, one_ms) = known["bass"]["repeat"][at], known["bass"]["repeat"][0]
     assert bass["height"] / regular["height"] == pytest.approx(tokens / 4, rel=0.05)
@@ -81,19 +58,39 @@ def test_a_block_is_as_wide_as_its_step_and_as_high_as_its_tokens(page: Page) ->
         -(-100 // step) for step in (known["regular"][at], one_ms, ms)
     ]
     # The curve takes the pointer, as the slider does.
-    picture = page.locator(".readers-curve svg")
+    picture = opened.locator(".readers-curve svg")
     box = picture.bounding_box()
     assert box
     picture.click(position={"x": box["width"] * 0.97, "y": box["height"] / 2})
-    expect(page.locator(".readers-said")).to_contain_text("16 readers")
+    expect(opened.locator(".readers-said")).to_contain_text("16 readers")
+    opened.get_by_role("radio", name="Questions", exact=True).check(force=True)
+    opened.on("request", lambda request: requests.append(request.url))
+    slider.focus()
+    opened.keyboard.press("End")
+    expect(said).to_contain_text(f"16 readers: BASS is {speed('amx', 'questions', 16):.2f}×")
+    expect(slider).to_have_attribute("aria-valuetext", "16 readers")
+    opened.get_by_role("radio", name="Without AMX").check(force=True)
+    slider.focus()
+    opened.keyboard.press("Home")
+    expect(said).to_contain_text(f"1 reader: BASS is {speed('no-amx', 'questions', 1):.2f}×")
+    last = max(n for n in figures()["readers"] if speed("no-amx", "questions", n) >= 1.05)
+    expect(said).to_contain_text(f"BASS stops paying after {last}.")
+    opened.get_by_role("radio", name="A repeated text").check(force=True)
+    expect(said).to_contain_text(f"{speed('no-amx', 'repeat', 1):.2f}×")
+    opened.get_by_role("radio", name="An H100").check(force=True)
+    expect(said).to_contain_text("BASS still pays at 16.")
+    expect(opened.locator(".readers-source")).to_contain_text("7.8B with 310M")
+    assert requests == []
+    assert_fits(opened, 390, 1400)
+    assert_accessible(opened)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("presents", [False, True])
-def test_the_names_of_the_lanes_keep_clear_of_the_bars(page: Page, presents: bool) -> None:
+def test_the_names_of_the_lanes_keep_clear_of_the_bars(opened: Page, presents: bool) -> None:
     if presents:
-        page.click("[data-present]")
-    page.get_by_role("tab", name="Sweep").click()
+        opened.click("[data-present]")
+    opened.get_by_role("tab", name="Sweep").click()
     for width in (390, 1400):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert min(page.evaluate(GAPS)) >= 4, width
+        opened.set_viewport_size({"width": width, "height": 900})
+        assert min(opened.evaluate(GAPS)) >= 4, width

@@ -47,15 +47,15 @@ def last_of(pair: ModelPair, **options: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(snapshot)))
 
 
-def test_axis_and_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
-    page.set_viewport_size({"width": 1900, "height": 1000})
+def test_axis_and_cache_show_the_exported_rounds(opened: Page, pair: ModelPair) -> None:
+    opened.set_viewport_size({"width": 1900, "height": 1000})
     final = of_six_lanes(pair)
-    play(page, [final], race_settings(batch_size=ROWS, seed=SEED))
-    _axis(page, final)
-    _cache(page, final)
-    _elsewhere(page, final)
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert_fits(page, 390)
+    play(opened, [final], race_settings(batch_size=ROWS, seed=SEED))
+    _axis(opened, final)
+    _cache(opened, final)
+    _elsewhere(opened, final)
+    opened.set_viewport_size({"width": 390, "height": 844})
+    assert_fits(opened, 390)
 
 
 def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
@@ -229,38 +229,38 @@ def open_round(page: Page, lane: str, sequence: int, step: int) -> None:
     page.keyboard.press("Enter")
 
 
-def test_trees_and_separate_draft_lengths_are_shown(page: Page, pair: ModelPair) -> None:
+def test_trees_and_separate_draft_lengths_are_shown(opened: Page, pair: ModelPair) -> None:
     final, seed = of_trees(pair)
-    fill(page)  # hides the preset's sentence
+    fill(opened)  # hides the preset's sentence
     asked = {"batch_size": 2, "max_new_tokens": 60, "verification": "rejection", "lanes": list(LANES)}
-    play(page, [final], race_settings(seed=seed, **asked))
+    play(opened, [final], race_settings(seed=seed, **asked))
     step, row = tree_step(final) or (0, {})
-    open_round(page, "tree", 0, step)
-    _verdicts(page, row)
-    _numbers(page, row)
-    assert_accessible(page)
-    _path_only(page, row)
+    open_round(opened, "tree", 0, step)
+    _verdicts(opened, row)
+    _numbers(opened, row)
+    assert_accessible(opened)
+    _path_only(opened, row)
     # A chain is shown as a table, with its row's draft length.
     for at in (0, 2):
         chain, length = rows_of(final["lanes"]["bass"], 1)[at], ROW_LENGTHS[at][1]
-        open_round(page, "bass", 1, at)
-        expect(page.locator(".tree-part")).to_be_hidden()
-        expect(page.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
-        expect(page.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
-    code = page.locator(".snippet code").text_content() or ""
+        open_round(opened, "bass", 1, at)
+        expect(opened.locator(".tree-part")).to_be_hidden()
+        expect(opened.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
+        expect(opened.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
+    code = opened.locator(".snippet code").text_content() or ""
     assert "[[3, 1]] + [[0, 2]] + [[1, 4]] + [[2, 0]] + [2] + [4] * " in code
     # On a phone, the tree scrolls inside its box, and no figure extends beyond its lane's edge.
-    assert page.evaluate(OUTSIDE) == []
-    page.set_viewport_size({"width": 390, "height": 844})
-    open_round(page, "tree", 0, step)
-    page.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
+    assert opened.evaluate(OUTSIDE) == []
+    opened.set_viewport_size({"width": 390, "height": 844})
+    open_round(opened, "tree", 0, step)
+    opened.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
     wide = "e => [e.scrollWidth > e.clientWidth, e.getBoundingClientRect().right <= innerWidth]"
-    assert page.eval_on_selector(".tree-box", wide) == [True, True]
-    page.eval_on_selector(".tree-box", "e => e.scrollTo(500, 0)")
-    assert page.eval_on_selector(".tree-box", "e => e.scrollLeft") > 0
-    assert page.evaluate(OUTSIDE) == []
-    assert_fits(page, 390)
-    _greedy(page, pair)
+    assert opened.eval_on_selector(".tree-box", wide) == [True, True]
+    opened.eval_on_selector(".tree-box", "e => e.scrollTo(500, 0)")
+    assert opened.eval_on_selector(".tree-box", "e => e.scrollLeft") > 0
+    assert opened.evaluate(OUTSIDE) == []
+    assert_fits(opened, 390)
+    _greedy(opened, pair)
 
 
 def _verdicts(page: Page, row: dict[str, Any]) -> None:
@@ -337,7 +337,7 @@ def _greedy(page: Page, pair: ModelPair) -> None:
             expect(page.locator(".token-tip")).not_to_contain_text("0.500")
 
 
-def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(page: Page, pair: ModelPair) -> None:
+def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(opened: Page, pair: ModelPair) -> None:
     final = last_of(pair, n=3, max_new_tokens=30)
 
     def tie(at: int, ours: float | None, theirs: float | None, share: float | None) -> dict[str, Any]:
@@ -347,34 +347,34 @@ def test_a_row_that_differs_shows_where_and_how_near_the_tie_was(page: Page, pai
         "speculative": [tie(26, 0.31, 0.30, 0.97), None, tie(0, 0.30312, 0.30348, 0.998)],
         "bass": [tie(4, 0.02, 0.9, 0.02), tie(7, None, None, None), tie(2, 0.30661, 0.30661, 1.0)],
     }
-    play(page, [final | {"comparison": comparison}])
+    play(opened, [final | {"comparison": comparison}])
 
     def differs(lane: str, row: int, at: int, more: str = "") -> str:
         sequences = (final["lanes"][name]["sequences"][row] for name in (lane, "regular"))
         ours, other = (json.dumps(sequence["pieces"][at]) for sequence in sequences)
         return f"differs at token {at + 1}: {ours}, not {other}{more}"
 
-    assert compared(page, "regular") == [""] * 3
-    assert compared(page, "speculative") == [
+    assert compared(opened, "regular") == [""] * 3
+    assert compared(opened, "speculative") == [
         differs("speculative", 0, 26, " (a near tie: 0.31 against 0.30)"),
         "",
         differs("speculative", 2, 0, " (a near tie: 0.3031 against 0.3035)"),
     ]
-    assert compared(page, "bass") == [
+    assert compared(opened, "bass") == [
         differs("bass", 0, 4, " (0.02 against 0.90)"),
         differs("bass", 1, 7),
         differs("bass", 2, 2, " (a near tie: 0.31 each)"),
     ]
-    assert exported(page)["comparison"] == comparison
-    page.evaluate("() => { Bass.run().head.settings.temperature = 0.7; }")
-    words = page.evaluate("() => Bass.compared().speculative[0]")
+    assert exported(opened)["comparison"] == comparison
+    opened.evaluate("() => { Bass.run().head.settings.temperature = 0.7; }")
+    words = opened.evaluate("() => Bass.compared().speculative[0]")
     assert words == differs("speculative", 0, 26, " (a near tie after the random draw: 0.31 against 0.30)")
     # A race without settings has no snippet, because it can't be repeated. Without a comparison, no row is marked.
-    expect(page.locator(".snippet")).to_be_hidden()
+    expect(opened.locator(".snippet")).to_be_hidden()
     final.pop("comparison", None)
-    play(page, [final])
-    assert [compared(page, lane) for lane in LANES] == [[None] * 3] * 3
-    assert exported(page)["comparison"] is None
+    play(opened, [final])
+    assert [compared(opened, lane) for lane in LANES] == [[None] * 3] * 3
+    assert exported(opened)["comparison"] is None
 
 
 def test_a_fourth_lane_is_shown_with_its_bars(page: Page) -> None:

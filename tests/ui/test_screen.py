@@ -23,7 +23,7 @@ from ui.sources.local import race_source
 from ui.sweep import measure
 
 from .browser import LANES, PATIENCE_MS, assert_accessible, revealed, run_to_the_end
-from .conftest import watched
+from .conftest import watched, watching
 
 WIDE = ((1536, 864), (1400, 900), (1280, 720), (1024, 768))
 PHONE = (390, 844)
@@ -119,7 +119,8 @@ PLAYED = "() => window.Bass?.tape?.state.recorded && Bass.run()?.done"
 
 
 def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: BrowserContext, server: str) -> None:
-    with watched(context, server) as page:
+    with watching(context, server) as watch:
+        page = watch.page
         page.goto(server)
         page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
         expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
@@ -201,7 +202,8 @@ def test_nothing_is_cut_off_at_any_size(ended: Page, size: tuple[int, int], pres
 
 @pytest.mark.slow
 def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: str) -> None:
-    with watched(context, server) as page:
+    with watching(context, server) as watch:
+        page = watch.page
         page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
         page.goto(server)
         page.wait_for_function("() => document.querySelector('#lane-regular .token') && Bass.tape.state.playing")
@@ -247,7 +249,8 @@ def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: s
 @pytest.mark.slow
 @pytest.mark.parametrize("size", WORDS)
 def test_the_first_screen_has_few_words(context: BrowserContext, server: str, size: tuple[int, int]) -> None:
-    with watched(context, server) as page:
+    with watching(context, server) as watch:
+        page = watch.page
         page.set_viewport_size({"width": size[0], "height": size[1]})
         page.goto(server)
         page.wait_for_function("() => Bass.run() && Bass.tape.state.playing && Bass.tape.state.ms > 20")
@@ -261,7 +264,8 @@ def test_the_first_screen_has_few_words(context: BrowserContext, server: str, si
 
 @pytest.mark.slow
 def test_with_reduced_motion_the_recording_shows_only_its_end(context: BrowserContext, server: str) -> None:
-    with watched(context, server) as page:
+    with watching(context, server) as watch:
+        page = watch.page
         page.emulate_media(reduced_motion="reduce")
         page.goto(server)
         page.wait_for_function(PLAYED)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import gradio as gr
 import pytest
@@ -28,7 +29,7 @@ from bass_core import (
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
 from ui.page import presets
-from ui.page.assets import FILE_STYLE, MODES, SCRIPTS, STAGE_STYLE, STATIC, STYLES, bundle, head, style, url
+from ui.page.assets import FILE_STYLE, MODES, STAGE_STYLE, STATIC, STYLES, bundle, head, import_map, style, url
 from ui.page.choices import COUPLED, NEAR_TIES, Choices, choices
 from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits, whole
@@ -136,11 +137,15 @@ def test_equal_texts_are_promised_only_without_16_bit_sums() -> None:
 
 
 def test_scripts_and_sheets_are_fetched_once_and_an_idle_queue_polls_rarely() -> None:
-    files = [path.relative_to(STATIC).as_posix() for kind in ("js", "css") for path in STATIC.rglob(f"*.{kind}")]
-    assert sorted([*SCRIPTS, *STYLES, *MODES, FILE_STYLE, STAGE_STYLE]) == sorted(files)
+    sheets, scripts = (
+        sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob(f"*.{kind}")) for kind in ("css", "js")
+    )
+    assert sorted([*STYLES, *MODES, FILE_STYLE, STAGE_STYLE]) == sheets
     assert all(head().count(url(STATIC / name)) == 1 for name in MODES)
-    together = bundle().read_text(encoding="utf-8")
-    assert all(together.count((STATIC / name).read_text(encoding="utf-8")) == 1 for name in SCRIPTS)
+    modules = json.loads(import_map())["imports"]
+    assert list(modules) == [f"bass/{name}" for name in scripts]
+    assert all(unquote(modules[f"bass/{name}"]).count((STATIC / name).read_text("utf-8")) == 1 for name in scripts)
+    assert json.dumps(import_map()) in bundle().read_text("utf-8")
     assert style().count("--type") > 10, "lengths of type follow presenter mode"
     queue = build(nothing, limits=Limits(), about="nothing")._queue
     assert queue.sleep_when_free >= 0.05 and queue.progress_update_sleep_when_free >= 0.05
@@ -162,7 +167,7 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
         assert unescape(re.sub("<.*?>", "", words)) == f"{formula.name} {formula.text}"
     script = (ROOT / "ui/static/race/summary.js").read_text(encoding="utf-8")
     opened = set(re.findall(r'popovertarget="what-(\w+)"', TEMPLATES))
-    rows = set(re.findall(r'^    \["(\w+)", ', script, re.MULTILINE))
+    rows = set(re.findall(r'^  \["(\w+)", ', script, re.MULTILINE))
     assert (opened | rows) - WORDS.keys() == FORMULAS.keys()
     # Figures of the lanes have their names in the library.
     figures = set(re.findall(r'data-figure="(\w+)"', lanes()))

@@ -26,6 +26,7 @@ from .browser import (
     exported,
     fill,
     fill_more,
+    loaded,
     run_to_the_end,
     saved,
     shown,
@@ -78,12 +79,13 @@ LOOK = """([selector]) => {
 
 
 def test_the_page_shows_the_whole_race(page: Page, server: str) -> None:
+    loaded(page)
     expect(page.locator(".verdict-head")).to_have_text("Three decoders, one model: which is fastest?")
-    fill(page, batch=3, tokens=300, seed=11)
+    fill(page, batch=3, tokens=200, seed=11)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
     final = (
-        Client(server, verbose=False).submit("Hello", 3, 300, 0.9, 11, draft_length="3", api_name="/race").result()
+        Client(server, verbose=False).submit("Hello", 3, 200, 0.9, 11, draft_length="3", api_name="/race").result()
     )
     page.wait_for_function(f"() => !({UNDRAWN})().length")
     assert page.evaluate("scrollY") == 0, "everything is drawn though nobody scrolled"
@@ -307,11 +309,9 @@ def test_model_text_is_never_markup_and_32_rows_stay_readable(
     page: Page, server: str, hostile: tuple[str, ...]
 ) -> None:
     prompt = "".join(hostile)
-    fill(page, prompt=prompt, batch=32, tokens=100, temperature=2)
+    fill(page, prompt=prompt, batch=32, tokens=32, temperature=2)
     run_to_the_end(page)
-    final = (
-        Client(server, verbose=False).submit(prompt, 32, 100, 2, 3, draft_length="3", api_name="/race").result()
-    )
+    final = Client(server, verbose=False).submit(prompt, 32, 32, 2, 3, draft_length="3", api_name="/race").result()
     texts_are(page, final)
     written = "".join(text for lane in LANES for text in shown(page, lane))
     assert [text for text in hostile if text not in written] == []

@@ -1,4 +1,4 @@
-"""Let the opening play before Gradio has mounted: `pieces` makes its HTML, `Ahead` adds it to Gradio's document.
+"""Load the scripts and play the opening before Gradio has mounted: `Ahead` adds `pieces` to Gradio's document.
 
 ui/static/page/ahead.js builds the stage. It finds the parts' templates in Gradio's config, which the document has
 anyway, so we add only the first recording and the script that starts the opening.
@@ -23,8 +23,8 @@ FIRST = "one"
 # Gradio's document: the pieces go after the first and before the second.
 HEAD, BODY = b'<meta charset="utf-8" />', b"<gradio-app"
 # If a script or style sheet of Gradio's fails to load, for example because the server is being restarted, the page
-# would stay without its form. So it loads again once the server answers, at most RELOADS times. Our own files are
-# fetched again by assets.LOADER.
+# would stay without its form. So it loads again once the server answers, at most RELOADS times. The same holds for
+# our scripts (data-bass), but not for our other files.
 RELOADS = 5
 AGAIN = """
 (() => {
@@ -48,7 +48,8 @@ AGAIN = """
   addEventListener("vite:preloadError", again);
   addEventListener("error", ({ target }) => {
     const address = target.src ?? target.href ?? "";
-    if (["SCRIPT", "LINK"].includes(target.tagName) && address && !address.includes("gradio_api/file=")) again();
+    if (["SCRIPT", "LINK"].includes(target.tagName) && address
+      && (target.hasAttribute("data-bass") || !address.includes("gradio_api/file="))) again();
   }, true);
 })();
 """.replace("RELOADS", str(RELOADS))
@@ -71,8 +72,8 @@ def pieces(
     tabs: Sequence[str],
     *,
     replay: bool,
-) -> Pieces | None:
-    """Return the pieces for a page, or None if it doesn't have the opening's first recording.
+) -> Pieces:
+    """Return the pieces for a page. Without the opening's first recording, nothing plays.
 
     Args:
         offers: the recordings of the page.
@@ -81,8 +82,9 @@ def pieces(
         tabs: the labels of the page's tabs.
         replay: whether the page has no model.
     """
+    head = f'<script>{AGAIN}</script><script data-bass src="{assets.url(assets.bundle())}"></script>'.encode()
     if FIRST not in offers:
-        return None
+        return Pieces(head, b"")
     stage = {
         "header": header._id,
         "parts": {part.name: component._id for part, component in parts.items()},
@@ -96,13 +98,11 @@ def pieces(
     # "<" could end the element.
     document = json.dumps(stage, separators=(",", ":")).replace("<", "\\u003c")
     sheet = (assets.STATIC / assets.STAGE_STYLE).read_text(encoding="utf-8")
-    preload = f'<link rel="preload" as="script" href="{assets.url(assets.bundle())}">'
-    head = f"<script>{AGAIN}</script>{preload}"
     body = (
         f"<style>{sheet}</style>"
         f'<script type="application/json" id="ahead">{document}</script><script>(() => {{ {script} }})();</script>'
     )
-    return Pieces(head.encode(), body.encode())
+    return Pieces(head, body.encode())
 
 
 class Ahead:
@@ -150,9 +150,9 @@ def _is_document(start: Message) -> bool:
 
 
 def _with(document: bytes, added: Pieces) -> bytes:
-    """Return the document with the pieces, or unchanged if it isn't Gradio's or asks for a password."""
-    if HEAD not in document or BODY not in document or ASKS in document:
+    """Return Gradio's document with the pieces (not the body's if it asks for a password), others unchanged."""
+    if HEAD not in document or BODY not in document:
         return document
     head, rest = document.split(HEAD, 1)
     before, after = rest.rsplit(BODY, 1)
-    return b"".join((head, HEAD, added.head, before, added.body, BODY, after))
+    return b"".join((head, HEAD, added.head, before, b"" if ASKS in document else added.body, BODY, after))

@@ -1,6 +1,7 @@
 """The page's scripts and style sheets, and how the browser gets them.
 
-Everything comes from the page's own host. The scripts are served as one file, and text is compressed.
+Everything comes from the page's own host. The scripts are ES modules, served as one file that holds their import
+map. ui/page/ahead.py adds it to Gradio's document. Text is compressed.
 """
 
 from __future__ import annotations
@@ -65,40 +66,19 @@ TEXT = re.compile(r"text/|application/(json|javascript)|image/svg")
 LEAST_BYTES = 1000
 # Added to zlib's window size, it asks for gzip's header.
 GZIP = 16
-# Each part of the page runs this before its own script. It loads all scripts once, tries again after a failure,
-# and shows a message if the last attempt fails too.
-LOADER = """
-const fetchScript = (address) => new Promise((resolve, reject) => {
-  const script = document.createElement("script");
-  document.head.append(Object.assign(script, { src: address, onload: resolve, onerror: reject }));
-});
-const fetchPatiently = async (address, pauses) => {
-  try {
-    await fetchScript(address);
-  } catch (error) {
-    if (!pauses.length) throw error;
-    await new Promise((resolve) => setTimeout(resolve, pauses[0]));
-    await fetchPatiently(address, pauses.slice(1));
-  }
-};
-window.bassScripts ??= fetchPatiently(ADDRESS, [500, 1500, 4000]).catch(() => {
+# Gradio runs this for each part of the page. Events of Gradio's may fire before the scripts have been loaded.
+LOADER = """import("bass/main.js").then(() => { PART }, () => {
+  if (document.querySelector(".no-scripts")) return;
   const line = Object.assign(document.createElement("p"), { className: "no-scripts", role: "alert" });
   line.textContent = "The page's scripts could not be loaded: check the connection, then reload the page.";
   document.body.prepend(line);
-  return new Promise(() => {});
-});
-window.bassScripts.then(() => { PART });
+});"""
+# Characters of a script that its data: URL has as they are.
+PLAIN = " !$&'()*+,-./:;=?@[]^_`{|}~"
+# Adds the import map to the document, before any module is loaded.
+MAPPER = """document.currentScript.after(
+  Object.assign(document.createElement("script"), { type: "importmap", textContent: MAP }));
 """
-# In this order: each script may use those before it.
-SCRIPTS = (
-    "page/page.js", "page/status.js", "page/prompt.js", "page/early.js", "race/run.js", "race/predicted.js",
-    "race/times.js", "race/tape.js", "race/playhead.js", "page/form.js", "page/links.js", "race/check.js",
-    "race/files.js", "race/opening.js", "race/recordings.js", "page/plots.js", "race/tokens.js", "race/axis.js",
-    "race/cache.js", "race/trace.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js",
-    "race/inspector.js", "race/exact.js", "race/why.js", "race/export.js", "race/card.js", "race/save.js",
-    "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js", "sweep/readers.js",
-    "lecture/presenter.js", "lecture/bet.js", "page/ahead.js",
-)  # fmt: skip
 
 
 def serve(*more: Path) -> None:
@@ -121,15 +101,18 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="bass-page-")
 
 
-def scripts() -> bytes:
-    """Return all scripts as one."""
-    return b"\n".join((STATIC / name).read_bytes() for name in SCRIPTS)
+def import_map() -> str:
+    """Return an import map with all scripts: they import each other as "bass/" and their path in `STATIC`."""
+    scripts = {f"bass/{path.relative_to(STATIC).as_posix()}": path for path in sorted(STATIC.rglob("*.js"))}
+    named = {name: f"{path.read_text(encoding='utf-8')}//# sourceURL={name}\n" for name, path in scripts.items()}
+    urls = {name: f"data:text/javascript;charset=utf-8,{quote(text, PLAIN)}" for name, text in named.items()}
+    return json.dumps({"imports": urls})
 
 
 @cache
 def bundle() -> Path:
     """Return the file with all scripts."""
-    return kept(scripts(), "js")
+    return kept(MAPPER.replace("MAP", json.dumps(import_map())).encode(), "js")
 
 
 def kept(content: bytes, ending: str) -> Path:
@@ -188,7 +171,7 @@ def head() -> str:
 
 def loading(script: str) -> str:
     """Return JavaScript that runs `script` once the page's scripts have been loaded."""
-    return LOADER.replace("ADDRESS", json.dumps(url(bundle()))).replace("PART", script)
+    return LOADER.replace("PART", script)
 
 
 class Compressed:

@@ -17,9 +17,8 @@ from bass_core import (
     ModelPair,
     choose_drafter,
 )
-from ui.page.first import first_preset
 from ui.page.limits import MAX_DRAFT_LENGTH
-from ui.page.presets import REPEAT
+from ui.page.presets import REPEAT, first_preset
 
 Choice = tuple[str, str]
 

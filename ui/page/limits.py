@@ -7,10 +7,19 @@ drafters, attention backends and lanes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictStr,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from bass_core import DEFAULT_LANES, RequestError, SamplingParams
 
@@ -45,6 +54,76 @@ class Limits:
 
 
 Check = Callable[[str, object, Limits], Any]
+# A number of JSON, without true and false. Larger ones are out of every range here.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-(2.0**53), lt=2.0**53)]
+Text = Annotated[str, StringConstraints(strict=True, strip_whitespace=True)]
+_NUMBER = TypeAdapter(Number)
+
+
+def checked(kind: Any, sentence: str) -> Check:
+    """Return a check by pydantic: a value of the type `kind`, or RequestError with this sentence."""
+    adapter = TypeAdapter(kind)
+
+    def check(label: str, value: object, limits: Limits) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            raise RequestError(sentence.format(label=label)) from None
+
+    return check
+
+
+def finite(value: object) -> float | None:
+    """Return the value as a finite float, or None for anything else, including bool and text."""
+    try:
+        return _NUMBER.validate_python(value)
+    except ValidationError:
+        return None
+
+
+def number(label: str, value: object, limits: Limits) -> float | None:
+    """Return a finite number, or None: clock.py refuses None if the chosen clock uses this setting."""
+    return finite(value)
+
+
+temperature = checked(
+    Annotated[Number, Field(ge=0), AfterValidator(lambda value: 0.0 if SamplingParams(value).greedy else value)],
+    "Temperature must be a number of 0 or more; 0 always takes the most likely token.",
+)
+top_p = checked(
+    Annotated[Number, Field(gt=0, le=1)], "Top-p must be a number above 0 and at most 1; 1 keeps every token."
+)
+min_p = checked(Annotated[Number, Field(ge=0, le=1)], "Min-p must be a number from 0 to 1; 0 keeps every token.")
+penalty = checked(
+    Annotated[Number, Field(ge=0.001, le=1000)], "{label} must be a number from 0.001 to 1000; 1 means no penalty."
+)
+time_budget = checked(
+    Annotated[Number, Field(gt=0)] | None,
+    "The time budget must be a number of milliseconds above 0, or empty for none.",
+)
+acceptance = checked(
+    Annotated[Number, Field(ge=0, le=1)] | None,
+    "Acceptance must be a number from 0 to 1, or empty to test this run's own drafts.",
+)
+prompts = checked(
+    Literal["one", "lines"], 'prompts must be "one" (one prompt for all rows) or "lines" (one prompt per line).'
+)
+# "" and None, which a script may send, mean the operator's own pair.
+pair = checked(
+    Annotated[
+        Text, BeforeValidator(lambda value: "" if value is None else value), Field(max_length=MAX_PAIR_NAME)
+    ],
+    f"The pair must be a name of at most {MAX_PAIR_NAME} characters, or empty for the server's own.",
+)
+stop = checked(
+    Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP)], ...],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Field(max_length=MAX_STOPS),
+    ]
+    | None,
+    f"stop must be a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP} characters, or null for none.",
+)
 
 
 def prompt(label: str, value: object, limits: Limits) -> str:
@@ -57,13 +136,6 @@ def prompt(label: str, value: object, limits: Limits) -> str:
             "shorten it."
         )
     return value
-
-
-def prompts(label: str, value: object, limits: Limits) -> str:
-    """Require "one" (one prompt for all rows) or "lines" (one prompt per line)."""
-    if value not in ("one", "lines"):
-        raise RequestError('prompts must be "one" (one prompt for all rows) or "lines" (one prompt per line).')
-    return str(value)
 
 
 def lines(text: str, limits: Limits) -> list[str]:
@@ -86,17 +158,6 @@ def name(label: str, value: object, limits: Limits) -> str:
     return str(value)
 
 
-def pair(label: str, value: object, limits: Limits) -> str:
-    """Require the name of a pair. "" and None, which a script may send, mean the operator's own pair."""
-    if value is None:
-        return ""
-    if not isinstance(value, str) or len(value) > MAX_PAIR_NAME:
-        raise RequestError(
-            f"The pair must be a name of at most {MAX_PAIR_NAME} characters, or empty for the server's own."
-        )
-    return value.strip()
-
-
 def whole(low: int, high: Callable[[Limits], int]) -> Check:
     """Return a check for whole numbers from `low` to `high`, both included."""
 
@@ -107,51 +168,6 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
         return int(number)
 
     return check
-
-
-def temperature(label: str, value: object, limits: Limits) -> float:
-    """Require a number of 0 or more. Return 0.0 if it is small enough to be greedy, so that the page shows 0."""
-    number = finite(value)
-    if number is None or number < 0:
-        raise RequestError("Temperature must be a number of 0 or more; 0 always takes the most likely token.")
-    return 0.0 if SamplingParams(number).greedy else number
-
-
-def top_p(label: str, value: object, limits: Limits) -> float:
-    """Require a number above 0 and at most 1."""
-    number = finite(value)
-    if number is None or not 0 < number <= 1:
-        raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
-    return number
-
-
-def min_p(label: str, value: object, limits: Limits) -> float:
-    """Require a number from 0 to 1."""
-    number = finite(value)
-    if number is None or not 0 <= number <= 1:
-        raise RequestError("Min-p must be a number from 0 to 1; 0 keeps every token.")
-    return number
-
-
-def penalty(label: str, value: object, limits: Limits) -> float:
-    """Require a number from 0.001 to 1000."""
-    number = finite(value)
-    if number is None or not 0.001 <= number <= 1000:
-        raise RequestError(f"{label} must be a number from 0.001 to 1000; 1 means no penalty.")
-    return number
-
-
-def stop(label: str, value: object, limits: Limits) -> tuple[str, ...] | None:
-    """Require a text or a list of up to MAX_STOPS texts, none of them empty. None means no stop strings."""
-    if value is None:
-        return None
-    texts: Any = [value] if isinstance(value, str) else value
-    is_short_list = isinstance(texts, list | tuple) and len(texts) <= MAX_STOPS
-    if not is_short_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP for text in texts):
-        raise RequestError(
-            f"stop must be a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP} characters, or null for none."
-        )
-    return tuple(texts)
 
 
 def system(label: str, value: object, limits: Limits) -> str | None:
@@ -191,34 +207,6 @@ def draft_length(label: str, value: object, limits: Limits) -> str | int:
     return length
 
 
-def time_budget(label: str, value: object, limits: Limits) -> float | None:
-    """Require a number of milliseconds above 0, or None for no budget."""
-    if value is None:
-        return None
-    number = finite(value)
-    if number is None or number <= 0:
-        raise RequestError("The time budget must be a number of milliseconds above 0, or empty for none.")
-    return number
-
-
-def acceptance(label: str, value: object, limits: Limits) -> float | None:
-    """Require a number from 0 to 1, or None to test the drafts as usual."""
-    if value is None:
-        return None
-    number = finite(value)
-    if number is None or not 0 <= number <= 1:
-        raise RequestError("Acceptance must be a number from 0 to 1, or empty to test this run's own drafts.")
-    return number
-
-
-def number(label: str, value: object, limits: Limits) -> float | None:
-    """Return a finite number, or None for anything else.
-
-    clock.py refuses None if the chosen clock uses this setting.
-    """
-    return finite(value)
-
-
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
     """Require one or more names. None, which a script may send, means the page's default lanes."""
     if value is None:
@@ -226,11 +214,3 @@ def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise RequestError("Choose at least one lane.")
     return tuple(str(lane) for lane in value)
-
-
-def finite(value: object) -> float | None:
-    """Return the value as a finite float, or None for anything else, including bool and text."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # An int that is too large for a float is out of every range here.
-    return float(value) if abs(value) < 2**53 and math.isfinite(value) else None

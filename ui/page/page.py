@@ -228,10 +228,7 @@ def _header(recording: bool) -> str:
 def _bind(
     page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML, device: dict[str, Any]
 ) -> None:
-    """Connect the events of the page.
-
-    `device` is the concurrency settings of events that use the device.
-    """
+    """Connect the events of the page. `device`: the concurrency settings of events that use the device."""
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,

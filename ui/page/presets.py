@@ -2,7 +2,8 @@
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
 (form.starting_values), so nothing of the previous preset remains. The text of "A long document" is read from this
-version's manual when the page is built. ui/page/first.py chooses the preset that the page starts with.
+version's manual when the page is built. `first_preset` is the preset that the page starts with: QUESTIONS if this
+machine lets BASS win that race, else REPEAT.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bass_core import ModelPair, expected_speedup
+from ui.sweep.readers import figures
+
 MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
 # The maximum length in characters. It is about 3,000 tokens for SmolLM2, well within its context of 8,192.
 LONGEST_TEXT = 11_000
 FENCE = "```"
+# The smallest predicted speed-up at which QUESTIONS comes first.
+LEAST = 1.1
 ASKED = "Read this manual and answer the question below it."
 QUESTION = "Question: What does the page show of every token, and what of every lane? Answer in three sentences."
 
@@ -108,3 +114,24 @@ def long_document() -> str:
     if text.count(FENCE) % 2:  # the cut is inside a block of code: leave the block out
         text, _, _ = text.rpartition(FENCE)
     return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"
+
+
+def first_preset(pair: ModelPair) -> str:
+    """Return the name of the first preset for this pair, on this machine.
+
+    The prediction uses the measured costs of rounds, which are stored between starts, and the acceptance
+    of the drafts for the questions of Spec-Bench. So it takes a tenth of a second, and no model runs.
+    """
+    known = figures()
+    # The acceptance was measured with one pair, so it says nothing about the others.
+    if pair.name != known["pair"]:
+        return REPEAT
+    race = presets()[QUESTIONS].values
+    expected = expected_speedup(
+        pair,
+        known["texts"]["questions"]["acceptance"],
+        rows=race["batch_size"],
+        draft_length=int(race["draft_length"]),
+        temperature=race["temperature"],
+    )
+    return QUESTIONS if expected is not None and expected >= LEAST else REPEAT

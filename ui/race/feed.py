@@ -55,11 +55,7 @@ def text(value: object) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Round the floats of a record.
-
-    Numbers below 1000 keep six digits, enough to repeat an acceptance test by hand. Larger ones keep three
-    decimals.
-    """
+    """Round the floats of a record: six digits, enough to repeat a test, or three decimals from 1000 on."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -198,10 +194,7 @@ class PageFeed:
         return "\n".join([text(self.head), str(self._first), *self.lines[self._first :]])
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return the data that is constant during a run.
-
-        Lanes and rows are read from the snapshot, because the settings of a recording may lack them.
-        """
+        """Return the data that is constant during a run. The settings of a recording may lack lanes and rows."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
         settings = self.settings
         verification = VERIFICATIONS.get(str(settings.get("verification")))

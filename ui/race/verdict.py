@@ -91,11 +91,8 @@ def judge(
 
 
 def _speeds(lanes: Mapping[str, LaneSnapshot]) -> dict[str, float]:
-    """Return the speed of each lane that has one: its speed-up, or plain steps per ms if there is no reference.
-
-    A lane that failed has none, but the others are still compared with a reference that failed. If that wrote
-    nothing, it counts as no reference.
-    """
+    """Return the speed of each lane that has one: its speed-up, or plain steps per ms if there is no reference."""
+    # A lane that failed has no speed, but a reference that failed still counts if it wrote anything.
     reference_lane = lanes.get(reference())
     lanes = {name: lane for name, lane in lanes.items() if name == reference() or not lane["error"]}
     speeds = {name: lane["metrics"].get("speedup") for name, lane in lanes.items()}
@@ -167,10 +164,7 @@ def _equation(
 
 
 def _drafted(lane: LaneSnapshot, counts: LaneRounds, settings: Mapping[str, object], machine: str) -> str:
-    """Return a sentence on how often a lane drafted, and why, or "" if it drafted in most rounds.
-
-    `machine` is the word before "machine": "this", or "that" if the clock is a predicted one.
-    """
+    """Return how often a lane drafted, and why, or "". `machine`: "this", or "that" for a predicted clock."""
     rounds = lane["metrics"]["rounds"]
     if counts.drafting >= DRAFTING_SHARE * rounds:
         return ""

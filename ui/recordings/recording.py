@@ -220,10 +220,7 @@ def _snapshots(document: Recording) -> None:
 
 
 def _update(update: dict[str, Any], written: list[int]) -> None:
-    """Check one lane's part of a line, and add its tokens to `written`.
-
-    New tokens must belong to existing rows, and rounds to existing tokens.
-    """
+    """Check one lane's part of a line: rows must exist, and rounds refer to tokens, which `written` counts."""
     rows = {str(at): at for at in range(len(written))}
     for index, tokens in update["new"].items():
         at = rows[index]

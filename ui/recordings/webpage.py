@@ -27,22 +27,21 @@ from ui.sources.source import PairInfo
 
 # The largest file that the repository's own commands may write, in bytes.
 MAX_BYTES = 1_000_000
-# Where the race is inserted: its first occurrence, before that in save.js. Base64 can't end the script element.
+# Where the race is inserted. Base64 can't end the script element.
 PLACE = "%RACE%"
 NOTE = "<p data-replay>A recorded race, in one file.</p>"
 TITLE = "BASS: a recorded race"
 # The file may load nothing, not even from its own folder.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-BOOT = """(() => {
-  "use strict";
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const theme = () => document.body.classList.toggle("dark", dark.matches);
-  dark.addEventListener("change", theme);
-  theme();
-  const mounts = [MOUNTS], values = VALUES, elements = document.querySelectorAll("[data-part]");
-  const server = { recording: async () => Bass.files.embedded(document) };
-  mounts.forEach((mount, i) => mount(elements[i], { value: values[i] }, server));
-})();"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' data:; img-src data: blob:"
+BOOT = """import "bass/main.js";
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const theme = () => document.body.classList.toggle("dark", dark.matches);
+dark.addEventListener("change", theme);
+theme();
+const mounts = [MOUNTS], values = VALUES, elements = document.querySelectorAll("[data-part]");
+const server = { recording: async () => Bass.files.embedded(document) };
+mounts.forEach((mount, i) => mount(elements[i], { value: values[i] }, server));"""
 
 
 @cache
@@ -70,10 +69,10 @@ def shell() -> str:
 {body}
 </main></div>
 <script type="text/plain" id="race">{PLACE}</script>
-<script>
-{_inline(assets.scripts().decode(), "script")}
+<script type="importmap">
+{assets.import_map()}
 </script>
-<script>
+<script type="module">
 {_inline(boot, "script")}
 </script></body></html>
 """

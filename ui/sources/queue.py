@@ -3,8 +3,8 @@
 - A free worker gets the waiting race with the least expected work. A race that has waited for `patience_s` seconds
   comes first, in order of arrival.
 - Among free workers, one that has the race's pair loaded is preferred.
-- `steps` estimates a race's work in steps of one row, and `Pace` converts steps to seconds from finished races.
-  Both are used only to order the queue and to predict waiting times, never for a race's figures.
+- `steps` estimates a race's work in steps of one row, and `WaitEstimate` converts steps to seconds from finished
+  races. Both are used only to order the queue and to predict waiting times, never for a race's figures.
 - `Queue` is thread-safe.
 """
 
@@ -39,7 +39,7 @@ def steps(request: RaceRequest) -> float:
     return total
 
 
-class Pace:
+class WaitEstimate:
     """Seconds per step, as a running mean over finished races. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Queue:
         self._running: dict[Hashable, Ticket] = {}
         # All workers, free or busy, with the pairs that each has loaded.
         self._workers: dict[Hashable, set[str]] = {}
-        self._pace = Pace()
+        self._pace = WaitEstimate()
 
     def add(self, worker: Hashable) -> None:
         """Add a worker that is ready for its first race."""

@@ -131,10 +131,7 @@ class ZeroGpu:
 
 
 def _single(request: RaceRequest, source: RaceSource) -> Generator[Snapshot, None, None]:
-    """Run one race. functools.partial(_single, request) is a value of type Races.
-
-    Unlike a closure, this partial can be pickled.
-    """
+    """Run one race. functools.partial(_single, request) is a Races that, unlike a closure, can be pickled."""
     yield from source(request)
 
 

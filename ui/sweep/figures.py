@@ -210,10 +210,7 @@ def sentences(sweep: Sweep) -> list[str]:
 
 
 def _line(line: Line, points: Iterable[Point]) -> str:
-    """Return the batches at which a line is ahead, level or behind.
-
-    For example: "Algorithm 1: ahead of regular decoding at batch 1 and 2, slower than it at batch 4 and 8."
-    """
+    """Return, e.g., "Algorithm 1: ahead of regular decoding at batch 1 and 2, slower than it at batch 4."."""
     own = [
         point for point in points if point["draft_length"] == line["draft_length"] and point["against"] is not None
     ]

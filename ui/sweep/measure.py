@@ -145,19 +145,12 @@ class _Run:
         return {**self.sweep, "progress": progress}
 
     def _left(self) -> float:
-        """Return the expected seconds of the remaining races.
-
-        The estimate uses the mean time of the races so far or, before the first has ended, the requested time.
-        """
+        """Return the expected seconds of the remaining races, from the mean so far or else the requested time."""
         each = (self.last - self.start) / self.done if self.done else self.request.seconds / self.races
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
     def _skip(self, since: float) -> float:
-        """Don't count the time since `since` towards the limit or the estimate: the race was waiting for a worker.
-
-        Returns:
-            The current time, which is `since` for the next call.
-        """
+        """Don't count the time since `since`, when the race waited for a worker. Return the current time."""
         now = self.clock()
         self.began, self.start, self.last = (
             moment + now - since for moment in (self.began, self.start, self.last)

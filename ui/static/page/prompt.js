@@ -1,50 +1,48 @@
 /* The prompt: its length in tokens, and Ctrl+Enter (⌘+Enter on a Mac), which starts the race. The script asks the server
    after a pause in typing, one question at a time. Until the next answer arrives, the line shows the previous one. If the
    server does not answer, the line is empty. */
-(() => {
-  "use strict";
-  const PAUSE_MS = 300;
-  const field = () => document.querySelector("#prompt textarea");
-  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt per line";
-  /** The question for the server: the text, and whether each of its lines is a prompt. */
-  const question = () => JSON.stringify([field()?.value ?? "", byLine()]);
-  let timer = null, ask = null;
+import { setText } from "bass/page/page.js";
 
-  /** Ask for the length once the text has not changed for PAUSE_MS. */
-  function promptChanged() {
-    clearTimeout(timer);
-    timer = setTimeout(() => ask?.(), PAUSE_MS);
-  }
+const PAUSE_MS = 300;
+const field = () => document.querySelector("#prompt textarea");
+const byLine = () => document.querySelector("#prompts input")?.value === "one prompt per line";
+/** The question for the server: the text, and whether each of its lines is a prompt. */
+const question = () => JSON.stringify([field()?.value ?? "", byLine()]);
+let timer = null, ask = null;
 
-  function mountPromptLength(element, server) {
-    const line = element.querySelector(".prompt-length");
-    let asking = false, lastQuestion = null;
-    const show = ({ text, refused }) => {
-      line.classList.toggle("refused", refused);
-      window.Bass.setText(line, text);
-    };
-    ask = async () => {
-      const text = question();
-      if (asking || text === lastQuestion) return;
-      [asking, lastQuestion] = [true, text];
-      try {
-        show(JSON.parse(await server.prompt_tokens(JSON.parse(text))));
-      } catch {
-        lastQuestion = null;
-        show({ text: "", refused: false });
-      }
-      asking = false;
-      if (lastQuestion !== null && question() !== lastQuestion) promptChanged();
-    };
-    promptChanged();
-  }
+/** Ask for the length once the text has not changed for PAUSE_MS. */
+export function promptChanged() {
+  clearTimeout(timer);
+  timer = setTimeout(() => ask?.(), PAUSE_MS);
+}
 
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
-    if (!event.target.closest?.("#settings")) return;
-    event.preventDefault();
-    document.querySelector("#run:not([disabled])")?.click();
-  });
+export function mountPromptLength(element, server) {
+  const line = element.querySelector(".prompt-length");
+  let asking = false, lastQuestion = null;
+  const show = ({ text, refused }) => {
+    line.classList.toggle("refused", refused);
+    setText(line, text);
+  };
+  ask = async () => {
+    const text = question();
+    if (asking || text === lastQuestion) return;
+    [asking, lastQuestion] = [true, text];
+    try {
+      show(JSON.parse(await server.prompt_tokens(JSON.parse(text))));
+    } catch {
+      lastQuestion = null;
+      show({ text: "", refused: false });
+    }
+    asking = false;
+    if (lastQuestion !== null && question() !== lastQuestion) promptChanged();
+  };
+  promptChanged();
+}
 
-  Object.assign(window.Bass, { promptChanged, mountPromptLength });
-})();
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
+  if (!event.target.closest?.("#settings")) return;
+  event.preventDefault();
+  document.querySelector("#run:not([disabled])")?.click();
+});
+

@@ -2,52 +2,54 @@
    - A saved page is the shell of ui/recordings/webpage.py with the race in its place. The shell is fetched once, after the
      visitor's first race, so that the button works even if the server has ended since.
    - Without the shell, the race is saved as JSON instead, which plays when it is dropped on the page. */
-(() => {
-  "use strict";
-  const { on, run, tape, number, over, setText, files } = window.Bass;
-  const PLACE = "%RACE%";
+import { on, number, over, setText } from "bass/page/page.js";
+import { run } from "bass/race/run.js";
+import { tape } from "bass/race/tape.js";
+import { files } from "bass/race/files.js";
+import { download } from "bass/race/export.js";
+import { card } from "bass/race/card.js";
 
-  /** Where the run comes from: {about, made}, as in a recording. */
-  function origin() {
-    const { recorded } = tape.state;
-    if (recorded) return { about: recorded.about, made: recorded.made ?? {} };
-    const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
-    const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
-    return { about, made: { date, by: "Save as a page", ...files.made } };
+const PLACE = "%RACE%";
+
+/** Where the run comes from: {about, made}, as in a recording. */
+export function origin() {
+  const { recorded } = tape.state;
+  if (recorded) return { about: recorded.about, made: recorded.made ?? {} };
+  const date = new Date().toISOString().slice(0, 10), device = run().view?.device.name;
+  const about = [document.querySelector(".about-pair")?.textContent, device, date].filter(Boolean).join("; ");
+  return { about, made: { date, by: "Save as a page", ...files.made } };
+}
+
+export const mountSaving = (element, address) => {
+  const took = element.querySelector(".took");
+  let shell = null;
+
+  function fetchShell() {
+    shell ??= fetch(address).then(async (answer) => {
+      const text = await answer.text();
+      if (!answer.ok || !text.includes(PLACE)) throw new Error("no shell");
+      return text;
+    }).catch(() => (shell = null));
+    return shell;
   }
 
-  window.Bass.origin = origin;
-  window.Bass.mountSaving = (element, address) => {
-    const took = element.querySelector(".took");
-    let shell = null;
+  function save(name, type, content) {
+    const blob = new Blob([content], { type });
+    download(name, type, blob);
+    return `Saved ${name}, ${number(blob.size / 1000, 0)} KB.`;
+  }
 
-    function fetchShell() {
-      shell ??= fetch(address).then(async (answer) => {
-        const text = await answer.text();
-        if (!answer.ok || !text.includes(PLACE)) throw new Error("no shell");
-        return text;
-      }).catch(() => (shell = null));
-      return shell;
-    }
+  async function savePage() {
+    const text = tape.asRecording(origin()), page = await fetchShell();
+    if (page) return save("bass-race.html", "text/html", page.replace(PLACE, await files.packed(text)));
+    return `${save("bass-race.json", "application/json", text)} The server does not answer, so it is no page: drop it on one to play it.`;
+  }
 
-    function save(name, type, content) {
-      const blob = new Blob([content], { type });
-      window.Bass.download(name, type, blob);
-      return `Saved ${name}, ${number(blob.size / 1000, 0)} KB.`;
-    }
-
-    async function savePage() {
-      const text = tape.asRecording(origin()), page = await fetchShell();
-      if (page) return save("bass-race.html", "text/html", page.replace(PLACE, await files.packed(text)));
-      return `${save("bass-race.json", "application/json", text)} The server does not answer, so it is no page: drop it on one to play it.`;
-    }
-
-    const savePicture = async () => save("bass-race.png", "image/png", await window.Bass.card());
-    const takes = { page: savePage, card: savePicture };
-    element.addEventListener("click", async (event) => {
-      const take = takes[event.target.closest("[data-take]")?.dataset.take];
-      if (take) setText(took, await take());
-    });
-    on("phase", (phase) => over(phase) && !tape.state.recorded && fetchShell());
-  };
-})();
+  const savePicture = async () => save("bass-race.png", "image/png", await card());
+  const takes = { page: savePage, card: savePicture };
+  element.addEventListener("click", async (event) => {
+    const take = takes[event.target.closest("[data-take]")?.dataset.take];
+    if (take) setText(took, await take());
+  });
+  on("phase", (phase) => over(phase) && !tape.state.recorded && fetchShell());
+};

@@ -3,142 +3,140 @@
      step), by machine, text and readers. Speculative serves one reader at a time: its steps are those of BASS with one.
    - A block is a step. Its width is its time and its height is the tokens that it writes, as on the time axis of a race.
    - BASS pays as long as its speed-up is at least PAYS. */
-(() => {
-  "use strict";
-  const { number, setText, svg, make } = window.Bass;
-  const PAYS = 1.05, SPAN_MS = 100;
-  const CURVE = { width: 640, height: 240, left: 46, right: 14, top: 16, bottom: 26 }, STRIP = { width: 640, height: 74 };
-  const LINES = ["speculative", "bass"];
+import { number, setText, svg, make } from "bass/page/page.js";
 
-  class Readers {
-    constructor(root) {
-      this.root = root;
-      this.known = JSON.parse(root.dataset.figures);
-      this.slider = root.querySelector("input[type=range]");
-      root.addEventListener("input", () => this.draw());
-      root.querySelector(".readers-curve svg").addEventListener("pointerdown", (event) => this.point(event));
-      this.draw();
-    }
+const PAYS = 1.05, SPAN_MS = 100;
+const CURVE = { width: 640, height: 240, left: 46, right: 14, top: 16, bottom: 26 }, STRIP = { width: 640, height: 74 };
+const LINES = ["speculative", "bass"];
 
-    chosen(name) {
-      return this.root.querySelector(`[data-choice="${name}"] input:checked`).value;
-    }
-
-    get machine() {
-      return this.known.machines[this.chosen("machine")];
-    }
-
-    /** The steps with this many readers: {lane: {tokens, ms, speed}}. `speed` is relative to Regular. */
-    steps(readers) {
-      const { regular, bass } = this.machine, by = bass[this.chosen("text")], at = this.known.readers.indexOf(readers);
-      const pace = readers / regular[at];
-      const step = (tokens, ms) => ({ tokens, ms, speed: tokens / ms / pace });
-      return { regular: step(readers, regular[at]), speculative: step(...by[0]), bass: step(...by[at]) };
-    }
-
-    /** The last number of readers at which BASS pays, or 0. */
-    get last() {
-      const counts = this.known.readers, stops = counts.findIndex((readers) => this.steps(readers).bass.speed < PAYS);
-      return stops < 0 ? counts.at(-1) : counts[stops - 1] ?? 0;
-    }
-
-    draw() {
-      const readers = Number(this.slider.value), steps = this.steps(readers), { last } = this;
-      this.slider.setAttribute("aria-valuetext", this.counted(readers));
-      this.say(readers, steps, last);
-      this.curve(readers, last);
-      const tallest = Math.max(...Object.values(steps).map(({ tokens }) => tokens));
-      for (const [name, step] of Object.entries(steps)) this.strip(name, step, tallest);
-      const { machine, known } = this, text = known.texts[this.chosen("text")];
-      setText(this.root.querySelector(".readers-source"),
-        `Predicted with ${known.drafts} drafts per row. Step times: ${machine.source}. Acceptance: ${text.source}.`
-        + (this.measured.length ? " Rings: measured speed-ups of BASS." : ""));
-    }
-
-    counted(readers) {
-      return `${readers} reader${readers === 1 ? "" : "s"}`;
-    }
-
-    say(readers, { bass }, last) {
-      const most = this.known.readers.at(-1);
-      const line = this.root.querySelector(".readers-said"), speed = `${number(bass.speed, 2)}×`;
-      const pays = last === most ? `BASS still pays at ${most}.` : last ? `BASS stops paying after ${last}.` : "BASS does not pay here.";
-      const strong = make("strong", "", speed);
-      if (line.dataset.said === `${readers}${speed}${pays}`) return;
-      line.dataset.said = `${readers}${speed}${pays}`;
-      line.replaceChildren(`${this.counted(readers)}: BASS is `, strong, ` as fast as Regular. ${pays}`);
-    }
-
-    /** [readers, speed-up] of BASS, as measured. */
-    get measured() {
-      return Object.entries(this.machine.measured?.[this.chosen("text")] ?? {}).map(([readers, speed]) => [Number(readers), speed]);
-    }
-
-    curve(readers, last) {
-      const { width, height, left, right, top, bottom } = CURVE, counts = this.known.readers;
-      const all = counts.map((count) => this.steps(count)), high = Math.max(2, ...all.map(({ bass }) => bass.speed), ...this.measured.map(([, speed]) => speed));
-      const x = (count) => left + (width - left - right) * (count - counts[0]) / (counts.at(-1) - counts[0]);
-      const y = (speed) => height - bottom - (height - top - bottom) * speed / (high * 1.05);
-      const parts = [];
-      const add = (tag, attributes, text) => parts.push(svg(tag, attributes, text));
-      if (last < counts.at(-1)) {
-        const from = x(last + 0.5);
-        add("rect", { class: "behind", x: from, y: top, width: width - right - from, height: height - top - bottom });
-        if (width - right - from > 100) add("text", { class: "note", x: from + 8, y: top + 14 }, "does not pay");
-      }
-      for (let speed = 0; speed <= high; speed += 1) {
-        add("line", { class: speed === 1 ? "regular" : "grid", x1: left, x2: width - right, y1: y(speed), y2: y(speed) });
-        add("text", { class: "tick", x: left - 8, y: y(speed) + 4, "text-anchor": "end" }, `${speed}×`);
-      }
-      for (const count of counts) {
-        if (count === 1 || count % 4 === 0) add("text", { class: "tick", x: x(count), y: height - 6, "text-anchor": "middle" }, count);
-      }
-      add("line", { class: "now", x1: x(readers), x2: x(readers), y1: top, y2: height - bottom });
-      for (const lane of LINES) {
-        const points = all.map((steps, i) => `${x(counts[i])},${y(steps[lane].speed)}`).join(" ");
-        add("polyline", { class: `of-${lane}`, points });
-        add("circle", { class: `of-${lane}`, cx: x(readers), cy: y(this.steps(readers)[lane].speed), r: 6 });
-      }
-      for (const [count, speed] of this.measured) add("circle", { class: "measured", cx: x(count), cy: y(speed), r: 5 });
-      const end = all.at(-1);
-      add("text", { class: "name of-bass", x: width - right, y: y(end.bass.speed) - 12, "text-anchor": "end" }, "BASS");
-      add("text", { class: "name", x: x(12), y: y(1) + 16, "text-anchor": "middle" }, "Regular");
-      add("text", { class: "name of-speculative", x: width - right, y: y(end.speculative.speed) - 10, "text-anchor": "end" }, "Speculative");
-      const picture = this.root.querySelector(".readers-curve svg");
-      picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      picture.replaceChildren(...parts);
-    }
-
-    /** The steps of one decoder in SPAN_MS. The step with the most tokens is as tall as the picture. */
-    strip(name, { tokens, ms }, tallest) {
-      const item = this.root.querySelector(`[data-lane="${name}"]`), { width, height } = STRIP, parts = [];
-      const tall = Math.max(2, height * tokens / tallest);
-      for (let start = 0; start < SPAN_MS; start += ms) {
-        const from = width * start / SPAN_MS, to = Math.min(width, width * (start + ms) / SPAN_MS);
-        parts.push(svg("rect", { x: from + 1, y: height - tall, width: Math.max(1, to - from - 2), height: tall, class: start + ms > SPAN_MS ? "cut" : "" }));
-      }
-      const picture = item.querySelector("svg");
-      picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      picture.setAttribute("preserveAspectRatio", "none");
-      picture.replaceChildren(...parts);
-      const rounded = number(tokens, tokens < 10 && tokens % 1 ? 1 : 0);
-      setText(item.querySelector("p"), `${rounded} token${tokens === 1 ? "" : "s"} in ${number(ms, ms < 10 ? 1 : 0)} ms`);
-    }
-
-    /** Move the slider to the pressed place of the curve, and along with the pointer. */
-    point(event) {
-      const picture = event.currentTarget, { left, right, width } = CURVE, counts = this.known.readers;
-      const go = ({ clientX }) => {
-        const box = picture.getBoundingClientRect(), at = (clientX - box.left) / box.width * width;
-        this.slider.value = Math.round(counts[0] + (counts.at(-1) - counts[0]) * (at - left) / (width - left - right));
-        this.draw();
-      };
-      picture.setPointerCapture(event.pointerId);
-      picture.addEventListener("pointermove", go);
-      picture.addEventListener("lostpointercapture", () => picture.removeEventListener("pointermove", go), { once: true });
-      go(event);
-    }
+class Readers {
+  constructor(root) {
+    this.root = root;
+    this.known = JSON.parse(root.dataset.figures);
+    this.slider = root.querySelector("input[type=range]");
+    root.addEventListener("input", () => this.draw());
+    root.querySelector(".readers-curve svg").addEventListener("pointerdown", (event) => this.point(event));
+    this.draw();
   }
 
-  window.Bass.mountReaders = (element) => new Readers(element.querySelector(".readers"));
-})();
+  chosen(name) {
+    return this.root.querySelector(`[data-choice="${name}"] input:checked`).value;
+  }
+
+  get machine() {
+    return this.known.machines[this.chosen("machine")];
+  }
+
+  /** The steps with this many readers: {lane: {tokens, ms, speed}}. `speed` is relative to Regular. */
+  steps(readers) {
+    const { regular, bass } = this.machine, by = bass[this.chosen("text")], at = this.known.readers.indexOf(readers);
+    const pace = readers / regular[at];
+    const step = (tokens, ms) => ({ tokens, ms, speed: tokens / ms / pace });
+    return { regular: step(readers, regular[at]), speculative: step(...by[0]), bass: step(...by[at]) };
+  }
+
+  /** The last number of readers at which BASS pays, or 0. */
+  get last() {
+    const counts = this.known.readers, stops = counts.findIndex((readers) => this.steps(readers).bass.speed < PAYS);
+    return stops < 0 ? counts.at(-1) : counts[stops - 1] ?? 0;
+  }
+
+  draw() {
+    const readers = Number(this.slider.value), steps = this.steps(readers), { last } = this;
+    this.slider.setAttribute("aria-valuetext", this.counted(readers));
+    this.say(readers, steps, last);
+    this.curve(readers, last);
+    const tallest = Math.max(...Object.values(steps).map(({ tokens }) => tokens));
+    for (const [name, step] of Object.entries(steps)) this.strip(name, step, tallest);
+    const { machine, known } = this, text = known.texts[this.chosen("text")];
+    setText(this.root.querySelector(".readers-source"),
+      `Predicted with ${known.drafts} drafts per row. Step times: ${machine.source}. Acceptance: ${text.source}.`
+      + (this.measured.length ? " Rings: measured speed-ups of BASS." : ""));
+  }
+
+  counted(readers) {
+    return `${readers} reader${readers === 1 ? "" : "s"}`;
+  }
+
+  say(readers, { bass }, last) {
+    const most = this.known.readers.at(-1);
+    const line = this.root.querySelector(".readers-said"), speed = `${number(bass.speed, 2)}×`;
+    const pays = last === most ? `BASS still pays at ${most}.` : last ? `BASS stops paying after ${last}.` : "BASS does not pay here.";
+    const strong = make("strong", "", speed);
+    if (line.dataset.said === `${readers}${speed}${pays}`) return;
+    line.dataset.said = `${readers}${speed}${pays}`;
+    line.replaceChildren(`${this.counted(readers)}: BASS is `, strong, ` as fast as Regular. ${pays}`);
+  }
+
+  /** [readers, speed-up] of BASS, as measured. */
+  get measured() {
+    return Object.entries(this.machine.measured?.[this.chosen("text")] ?? {}).map(([readers, speed]) => [Number(readers), speed]);
+  }
+
+  curve(readers, last) {
+    const { width, height, left, right, top, bottom } = CURVE, counts = this.known.readers;
+    const all = counts.map((count) => this.steps(count)), high = Math.max(2, ...all.map(({ bass }) => bass.speed), ...this.measured.map(([, speed]) => speed));
+    const x = (count) => left + (width - left - right) * (count - counts[0]) / (counts.at(-1) - counts[0]);
+    const y = (speed) => height - bottom - (height - top - bottom) * speed / (high * 1.05);
+    const parts = [];
+    const add = (tag, attributes, text) => parts.push(svg(tag, attributes, text));
+    if (last < counts.at(-1)) {
+      const from = x(last + 0.5);
+      add("rect", { class: "behind", x: from, y: top, width: width - right - from, height: height - top - bottom });
+      if (width - right - from > 100) add("text", { class: "note", x: from + 8, y: top + 14 }, "does not pay");
+    }
+    for (let speed = 0; speed <= high; speed += 1) {
+      add("line", { class: speed === 1 ? "regular" : "grid", x1: left, x2: width - right, y1: y(speed), y2: y(speed) });
+      add("text", { class: "tick", x: left - 8, y: y(speed) + 4, "text-anchor": "end" }, `${speed}×`);
+    }
+    for (const count of counts) {
+      if (count === 1 || count % 4 === 0) add("text", { class: "tick", x: x(count), y: height - 6, "text-anchor": "middle" }, count);
+    }
+    add("line", { class: "now", x1: x(readers), x2: x(readers), y1: top, y2: height - bottom });
+    for (const lane of LINES) {
+      const points = all.map((steps, i) => `${x(counts[i])},${y(steps[lane].speed)}`).join(" ");
+      add("polyline", { class: `of-${lane}`, points });
+      add("circle", { class: `of-${lane}`, cx: x(readers), cy: y(this.steps(readers)[lane].speed), r: 6 });
+    }
+    for (const [count, speed] of this.measured) add("circle", { class: "measured", cx: x(count), cy: y(speed), r: 5 });
+    const end = all.at(-1);
+    add("text", { class: "name of-bass", x: width - right, y: y(end.bass.speed) - 12, "text-anchor": "end" }, "BASS");
+    add("text", { class: "name", x: x(12), y: y(1) + 16, "text-anchor": "middle" }, "Regular");
+    add("text", { class: "name of-speculative", x: width - right, y: y(end.speculative.speed) - 10, "text-anchor": "end" }, "Speculative");
+    const picture = this.root.querySelector(".readers-curve svg");
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.replaceChildren(...parts);
+  }
+
+  /** The steps of one decoder in SPAN_MS. The step with the most tokens is as tall as the picture. */
+  strip(name, { tokens, ms }, tallest) {
+    const item = this.root.querySelector(`[data-lane="${name}"]`), { width, height } = STRIP, parts = [];
+    const tall = Math.max(2, height * tokens / tallest);
+    for (let start = 0; start < SPAN_MS; start += ms) {
+      const from = width * start / SPAN_MS, to = Math.min(width, width * (start + ms) / SPAN_MS);
+      parts.push(svg("rect", { x: from + 1, y: height - tall, width: Math.max(1, to - from - 2), height: tall, class: start + ms > SPAN_MS ? "cut" : "" }));
+    }
+    const picture = item.querySelector("svg");
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.setAttribute("preserveAspectRatio", "none");
+    picture.replaceChildren(...parts);
+    const rounded = number(tokens, tokens < 10 && tokens % 1 ? 1 : 0);
+    setText(item.querySelector("p"), `${rounded} token${tokens === 1 ? "" : "s"} in ${number(ms, ms < 10 ? 1 : 0)} ms`);
+  }
+
+  /** Move the slider to the pressed place of the curve, and along with the pointer. */
+  point(event) {
+    const picture = event.currentTarget, { left, right, width } = CURVE, counts = this.known.readers;
+    const go = ({ clientX }) => {
+      const box = picture.getBoundingClientRect(), at = (clientX - box.left) / box.width * width;
+      this.slider.value = Math.round(counts[0] + (counts.at(-1) - counts[0]) * (at - left) / (width - left - right));
+      this.draw();
+    };
+    picture.setPointerCapture(event.pointerId);
+    picture.addEventListener("pointermove", go);
+    picture.addEventListener("lostpointercapture", () => picture.removeEventListener("pointermove", go), { once: true });
+    go(event);
+  }
+}
+
+export const mountReaders = (element) => new Readers(element.querySelector(".readers"));

@@ -1,0 +1,42 @@
+/* Every script of the page. In this order they listen to events. window.Bass is for the calls in Gradio's components, which
+   have no imports, for users' scripts and the console. */
+export * from "bass/page/page.js";
+export * from "bass/page/status.js";
+export * from "bass/page/prompt.js";
+export * from "bass/page/early.js";
+export * from "bass/race/run.js";
+export * from "bass/race/predicted.js";
+export * from "bass/race/times.js";
+export * from "bass/race/tape.js";
+export * from "bass/race/playhead.js";
+export * from "bass/page/form.js";
+export * from "bass/page/links.js";
+export * from "bass/race/check.js";
+export * from "bass/race/files.js";
+export * from "bass/race/opening.js";
+export * from "bass/race/recordings.js";
+export * from "bass/page/plots.js";
+export * from "bass/race/tokens.js";
+export * from "bass/race/axis.js";
+export * from "bass/race/cache.js";
+export * from "bass/race/trace.js";
+export * from "bass/race/step.js";
+export * from "bass/race/glance.js";
+export * from "bass/race/lanes.js";
+export * from "bass/race/charts.js";
+export * from "bass/race/inspector.js";
+export * from "bass/race/exact.js";
+export * from "bass/race/why.js";
+export * from "bass/race/export.js";
+export * from "bass/race/card.js";
+export * from "bass/race/save.js";
+export * from "bass/race/summary.js";
+export * from "bass/how/how.js";
+export * from "bass/sweep/sweep.js";
+export * from "bass/sweep/readers.js";
+export * from "bass/lecture/presenter.js";
+export * from "bass/lecture/bet.js";
+export * from "bass/page/ahead.js";
+import * as Bass from "bass/main.js";
+
+window.Bass = Bass;
