@@ -17,7 +17,7 @@ from kernels.support import is_accelerator, runtime
 def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     """Move a tensor, or a (nested) list of numbers as a tensor of torch's default integer or float type."""
     host = values if isinstance(values, Tensor) else torch.tensor(values)
-    if not is_accelerator(device) or is_accelerator(host.device):
+    if device.type == "cpu" or not host.is_cpu:
         return host.to(device)
     # A copy from pageable memory would wait for the stream, and so would a copy of a view with gaps, which goes
     # through pageable memory. An empty tensor has nothing to pin.

@@ -105,7 +105,7 @@ class Outcome:
         judged = [width] * rows if self.judged is None else self.judged.tolist()
         chances = [None] * rows if self.chance is None else self.chance.tolist()
         numbers = (self.accepted, self.next_token, self.next_p, self.p, self.q, self.u, self.drafts)
-        return list(map(_row_outcome, judged, chances, *(number.tolist() for number in numbers)))
+        return list(map(_row_outcome, judged, chances, *[number.tolist() for number in numbers]))
 
     def packed(self) -> Tensor:
         """Return all numbers as one tensor, float32 [B, 4 + 5 l], for `unpack`."""
