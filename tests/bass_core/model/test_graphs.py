@@ -22,6 +22,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.capturable import mark_capturable
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.static_step import RoundInputs
 from bass_core.model.weights.shape import rope_depends_on_length
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
@@ -229,7 +230,8 @@ def test_a_call_captured_again_is_the_most_recently_used(monkeypatch: pytest.Mon
     def call(drafts: int) -> None:
         buffer = runner.draft_probs(1, drafts, model.vocab)
         assert buffer is not None
-        runner.call(("call",), [[1]], 1, lambda numbers: buffer[:, :1] + numbers[0], shared=["probs"])
+        inputs = RoundInputs([1])
+        runner.call(("call",), inputs, 1, lambda static: buffer[:, :1] + static.lengths, shared=["probs"])
 
     call(1)
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
@@ -313,15 +315,15 @@ def test_a_step_that_memory_cannot_hold_is_not_tried_again(monkeypatch: pytest.M
         tries.append(1)
         raise torch.OutOfMemoryError("out of memory")
 
-    def run_out_in_a_call(numbers: torch.Tensor) -> torch.Tensor:
+    def run_out_in_a_call(static: RoundInputs) -> torch.Tensor:
         run_out()
-        return numbers
+        return static.lengths
 
     with monkeypatch.context() as patch:
         while_capturing(patch, model, run_out)
         for _ in range(3):
             runner.forward(ForwardBatch(pair_of_tokens, [0]))
-            assert runner.call(("call",), [[1]], 1, run_out_in_a_call) is None
+            assert runner.call(("call",), RoundInputs([1]), 1, run_out_in_a_call) is None
     assert len(tries) == 4 and not runner.slot.steps
     runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert [key[1] for key in runner.slot.steps] == [1]
