@@ -43,10 +43,10 @@ def test_prompts_and_ragged_steps_equal_transformers(
     mine, reference = forward_logits(ours, a, ids, lengths, counts=counts), forward_logits(theirs, b, ids, lengths)
     real = torch.arange(5) < torch.tensor(counts)[:, None]
     assert_close(mine[real], reference[real], dot)
-    lengths, take = [141, 68, 4], [0, 2, 1]
+    lengths, columns = [141, 68, 4], [0, 2, 1]
     ids = tokens(3, 3, 2)
-    mine = forward_logits(ours, a, ids, lengths, counts=[1, 3, 2], take=take)
-    assert_close(mine, forward_logits(theirs, b, ids, lengths, take=take), dot)
+    mine = forward_logits(ours, a, ids, lengths, counts=[1, 3, 2], wanted_columns=columns)
+    assert_close(mine, forward_logits(theirs, b, ids, lengths, wanted_columns=columns), dot)
 
 
 @pytest.mark.parametrize(
