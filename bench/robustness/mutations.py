@@ -322,7 +322,7 @@ MUTANTS = [
            "self._show(self._held_back + new, 0)",
            [_CORE + "decode/test_text.py::test_a_stop_string_ends_the_text_before_it"]),
     Mutant("what a mask says is dropped", "bass_core/model/attention.py",
-           "window = sliding_window if mask_window is None else mask_window", "window = sliding_window",
+           "window = sliding_window if attention_mask is None else attention_mask", "window = sliding_window",
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
     Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
            "if not chance * max_prob >= AHEAD_CONFIDENCE:", "if not chance * token_prob >= AHEAD_CONFIDENCE:",
