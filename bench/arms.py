@@ -54,7 +54,6 @@ def ours(
 
     Args:
         method: the lane's method, for example "bass".
-        prompts: texts or token ids.
         tokens: new tokens per row.
         draft_length: by default Algorithm 1.
         **others: further arguments of `make_request`.
@@ -76,7 +75,6 @@ def written_by(model: Any, rows: list[list[int]], tokens: int, attention: str, *
 
     Args:
         model: a transformers model.
-        rows: the token ids of each prompt.
         tokens: new tokens per row.
         attention: the attention implementation, for example "eager" or "sdpa".
         **options: further arguments of `generate`.

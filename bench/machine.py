@@ -23,12 +23,7 @@ from .report.report import median
 
 @dataclass(frozen=True)
 class Machine:
-    """The peaks of a machine.
-
-    Attributes:
-        bandwidth: bytes read from memory per second.
-        flops: floating-point operations per second.
-    """
+    """The peaks of a machine: bytes read from memory per second, and floating-point operations per second."""
 
     bandwidth: float
     flops: float

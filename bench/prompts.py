@@ -67,12 +67,7 @@ def varied(prompts: list[str], count: int) -> list[str]:
 
 
 class Question(NamedTuple):
-    """A user's question.
-
-    Attributes:
-        category: the kind of question, for example "writing".
-        turns: the user's messages, turn by turn.
-    """
+    """A user's question: its category, for example "writing", and the user's messages, turn by turn."""
 
     category: str
     turns: list[str]

@@ -146,22 +146,13 @@ def _round_ms(samples: list[Sample]) -> float | None:
 
 
 def _per_round(metrics: Any, batch: int, drafted: bool = False) -> float:
-    """Return the mean number of tokens that a round verifies, all rows together.
-
-    With `drafted`, return the mean number of drafts that one row has in a round.
-    """
+    """Return the mean number of tokens that a round verifies, or with `drafted`, of drafts of one row."""
     row_rounds = metrics.new_tokens - batch - metrics.accepted
     return float(metrics.drafted / row_rounds if drafted else (row_rounds + metrics.drafted) / metrics.rounds)
 
 
 def _share(samples: list[Sample], name: str, peak: float) -> float | None:
-    """Return the samples' bytes or FLOPs per second as a share of `peak`; None if they are unknown.
-
-    Args:
-        samples: the calls of one arm. We use the lane's time, which excludes prefills.
-        name: "bytes_read" or "flops".
-        peak: the machine's peak per second.
-    """
+    """Return the samples' "bytes_read" or "flops" per second of lane time as a share of `peak`, if known."""
     values = [(getattr(sample, name), sample.decode_ms) for sample in samples]
     if any(done is None or not ms for done, ms in values):
         return None
@@ -181,12 +172,7 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 
 
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
-    """Return the data of the roofline plot.
-
-    It has the tokens (over all rows) and milliseconds of the measured rounds. For comparison, it also has two
-    times for each number of tokens in a round: the time that this machine needs to read the bytes of the round,
-    and the time that it needs to compute the FLOPs.
-    """
+    """Return the roofline plot's data: measured rounds, and the times to read their bytes and to compute."""
     cost, context = pair.target_step.cost, 100
     rounds = [
         {"arm": row["arm"], "batch": row["batch"], "tokens": row["tokens/round"],

@@ -26,13 +26,7 @@ CALIBRATION = 5
 
 
 class Samples:
-    """The samples of a run, kept in a file if there is a path.
-
-    Attributes:
-        path: the samples file, or None.
-        settings: the run's settings, empty until it begins.
-        records: the records by task id.
-    """
+    """The samples of a run, kept in a file if there is a path; `settings` is empty until the run begins."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.settings = path, dict[str, Any]()

@@ -204,10 +204,7 @@ def _servers(
 
 
 def _start(starting: Iterable[Peer], stack: ExitStack, notes: list[str]) -> list[Peer]:
-    """Return the peers that start, until `stack` ends, and add a note on each that doesn't.
-
-    All of them load and compile at the same time.
-    """
+    """Return the peers that start, until `stack` ends, and add a note on each that doesn't; all load at once."""
     started = []
     for peer in list(starting):
         try:

@@ -212,10 +212,7 @@ def play(cell: Cell, policy: LengthPolicy, seed: int) -> float:
 
 
 def _draft(rng: np.random.Generator, rate: float, most: int, stops: float) -> tuple[int, int]:
-    """Return how many tokens a row drafts and how many of them are accepted.
-
-    A token's chance of acceptance is drawn from a beta distribution with mean `rate`. The draft knows it.
-    """
+    """Return how many tokens a row drafts and how many are accepted; the draft knows each token's chance."""
     chance, drafted, accepted, matches = 1.0, 0, 0, True
     while drafted < most and chance >= HEADROOM * stops:
         token = rng.beta(1.5 * rate, 1.5 * (1 - rate))

@@ -53,12 +53,7 @@ WARM = SamplingParams(1.0)
 
 
 class Walk:
-    """Iterates over all paths through a program's random choices, depth first. Run the program once per iteration.
-
-    Attributes:
-        chance: The probability of the path so far.
-        replays: The number of replays on all paths.
-    """
+    """Iterates over all paths through a program's random choices, depth first: run it once per iteration."""
 
     def __init__(self) -> None:
         self.chance, self.replays = 1.0, 0
@@ -277,11 +272,8 @@ class Scene:
     """The setup of an enumeration of the prefill and the `rounds` rounds after it.
 
     Attributes:
-        p: The target's table.
         drafter: Makes the drafter for a scene.
-        policy: The length policy in its initial state.
         rule: The name of the verification.
-        exact: Whether everything is computed in float64.
         ids: The rows' sequence ids; by default, their numbers.
         captured: Whether rounds are captured, if they can be.
         shared: The prefixes that prompts share in a cache.
@@ -379,15 +371,7 @@ class Scene:
 
 @dataclass
 class Enumeration:
-    """The result of enumerating a scene.
-
-    Attributes:
-        law: The distribution of the texts after the last round.
-        paths: The number of paths.
-        drafted: The different numbers of drafts that a row had in a round.
-        origins: The different origins of tokens.
-        replays: The number of replays of captures, on all paths.
-    """
+    """The result of enumerating a scene; `law` is the distribution of the texts after the last round."""
 
     law: Law = field(default_factory=dict)
     paths: int = 0

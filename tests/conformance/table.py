@@ -36,13 +36,7 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Draft:
-    """A way to draft.
-
-    Attributes:
-        drafter: The argument of generate().
-        kind: The pair's draft, for tiny_pair().
-        only: The architectures for which such a draft exists.
-    """
+    """A way to draft, and the architectures for which such a draft exists (`only`)."""
 
     drafter: str
     kind: str = "perturbed"
@@ -220,11 +214,7 @@ def cases(size: int) -> list[Case]:
 
 
 def _every() -> Iterator[Case]:
-    """Yield all combinations of choices, but only nine for the axes attention, batch and prompts.
-
-    No method or draft depends on these three axes. Any two choices on two of these axes occur together in one of
-    the nine combinations.
-    """
+    """Yield all combinations, but only nine of attention, batch and prompts, which cover each pair of choices."""
     free = [AXES[name] for name in ("attention", "batch", "prompts")]
     nine = [(free[0][i], free[1][j], free[2][(i + j) % 3]) for i, j in product(range(3), repeat=2)]
     rest = product(METHODS, AXES["draft"], AXES["architecture"], AXES["length"], AXES["text"])

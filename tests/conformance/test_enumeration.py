@@ -200,10 +200,7 @@ def _head(
     ids: tuple[int, int] = (2, 0),
     lift: float = 0.1,
 ) -> HeadDrafter:
-    """Return a head of two tokens, `ids`, that stops when it is unsure of a draft.
-
-    Its pointer adds `lift` to the logit of the token that followed an earlier occurrence of the last two tokens.
-    """
+    """Return a head of two tokens, `ids`, that stops when unsure; `lift` is added to its pointer's logit."""
     pointer = Pointer(1).requires_grad_(False)
     pointer.by_size.fill_(lift)
     head: Any = BigramHead(torch.tensor(ids), pointer)

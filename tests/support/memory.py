@@ -39,9 +39,6 @@ def left_behind() -> tuple[int, list[str]]:
 def frees_at_once(lanes: bool = False) -> Iterator[int]:
     """Check that the block frees its caches and ends its threads, without the garbage collector.
 
-    Args:
-        lanes: Check its lanes too.
-
     Yields:
         The count before the block, to compare with `alive()` inside it.
     """

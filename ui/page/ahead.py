@@ -76,10 +76,7 @@ def pieces(
     """Return the pieces for a page. Without the opening's first recording, nothing plays.
 
     Args:
-        offers: the recordings of the page.
-        header: the page's header.
         parts: the components of viewer.parts that play the opening.
-        tabs: the labels of the page's tabs.
         replay: whether the page has no model.
     """
     head = f'<script>{AGAIN}</script><script data-bass src="{assets.url(assets.bundle())}"></script>'.encode()

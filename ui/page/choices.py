@@ -44,11 +44,7 @@ NEAR_TIES = (
 
 @dataclass(frozen=True)
 class Choices:
-    """The (label, value) pairs of each list.
-
-    `verification` is the explanation below the label of the list `verifications`, and `preset` is the preset that
-    the form starts with.
-    """
+    """The (label, value) pairs of each list, the explanation of `verifications`, and the first `preset`."""
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
     prompts: tuple[Choice, ...] = (("one prompt for all rows", "one"), ("one prompt per line", "lines"))

@@ -70,11 +70,7 @@ def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
 
 
 def code(settings: Mapping[str, Any]) -> str | None:
-    """Return the predicted clock as a Python expression for the page's snippet, or None for the measured one.
-
-    Raises:
-        RequestError: as `clock` does.
-    """
+    """Return the predicted clock as a Python expression, or None for the measured one; refuses as `clock` does."""
     simulated = clock(settings)
     if simulated is None:
         return None
@@ -107,10 +103,7 @@ def clock_of(snapshot: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def machine_of(clock: Mapping[str, Any], mark: str = "") -> str:
-    """Return the machine's name, e.g. "H100 with 7.8B and 310M" or "2 H100 with 70B and 8B".
-
-    `mark` goes before the hardware's name: "2 predicted H100 with ...".
-    """
+    """Return the machine's name, e.g. "2 H100 with 70B and 8B"; `mark` goes before the hardware's name."""
     gpus = clock.get("gpus") or 1
     models = " and ".join(str(clock[key]) for key in ("target", "draft") if clock.get(key))
     name = f"{mark}{clock.get('hardware') or 'machine'}"

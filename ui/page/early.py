@@ -90,7 +90,6 @@ class EarlyPage:
 
     Args:
         opened: serves a page and returns its address and, if there is one, its public address.
-        limits: the operator's upper bounds, by default those of `Limits`.
     """
 
     def __init__(

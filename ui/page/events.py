@@ -43,9 +43,6 @@ class Events:
     """The handlers that the page binds.
 
     Args:
-        source: yields the snapshots of a race.
-        limits: the operator's upper bounds.
-        pair: the arguments of load_pair, for the page's code snippet.
         together: runs the races of a sweep, by default one by one from `source`.
     """
 

@@ -48,7 +48,6 @@ def form(
     """Build the settings in the current layout.
 
     Args:
-        limits: the operator's upper bounds.
         choices: the entries of the lists.
         status: the status line. It goes right below the buttons, so that a refusal is visible above long settings.
         count: returns the length of a prompt. With None, the form has no line with that length.

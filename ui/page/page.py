@@ -1,7 +1,5 @@
 """Puts the page together: settings, lanes, charts, inspector, summary, and the events that connect them.
 
-Call `build`, then launch the result with `launch_options`.
-
 Users' scripts may rely on these DOM ids: prompt, batch-size, max-new-tokens, temperature, seed, run, stop, and
 "lane-" plus the lane's name. Each sequence is an element of class "sequence".
 """
@@ -84,7 +82,6 @@ def build(
 
     Args:
         source: runs the races. Without one, the page only plays recordings, and its Run button is called Play.
-        limits: the operator's upper bounds.
         about: one line that names the models and the device.
         choices: the entries of the form's lists.
         pair: the arguments of load_pair, for the page's code snippet.
@@ -152,11 +149,7 @@ def build(
 
 
 def launch_options(at_once: int = 1) -> dict[str, Any]:
-    """Return keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off.
-
-    Args:
-        at_once: the same value as for `build`.
-    """
+    """Return keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off."""
     # Gradio's own greys and blue have too little contrast on white.
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
         block_info_text_color="*neutral_600",

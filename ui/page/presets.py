@@ -44,13 +44,7 @@ FOUR_QUESTIONS = (
 
 @dataclass(frozen=True)
 class Preset:
-    """One preset.
-
-    Attributes:
-        look_for: a hint for the viewer, in one sentence.
-        values: values by setting. Settings that are missing get the form's neutral value.
-        more: whether its button appears only after a click on "More".
-    """
+    """One preset. Settings that are missing in `values` get the form's neutral value."""
 
     look_for: str
     values: Mapping[str, Any]

@@ -1,7 +1,5 @@
 """The server of the program. It stays the same from the start to the end and shows one page after the other.
 
-`python app.py` listens from the first second, `bass serve` after its imports.
-
 Call `bind`, then enter a `PageServer`, and give it each page with `PageServer.open`. The port never closes between
 two pages, so no request of a visitor is refused. Until the first page, every request gets status 503; in a browser
 that is a page which reloads as soon as there is another.
@@ -93,15 +91,7 @@ async def starting(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class PageServer(uvicorn.Server):
-    """A server for one page after the other, in a separate thread from entering until leaving.
-
-    Args:
-        sockets: bound sockets, as `bind` returns them.
-        address: the host that they were bound for.
-
-    Attributes:
-        url: where to open the page on this machine.
-    """
+    """A server for one page after the other, in a separate thread from entering until leaving."""
 
     def __init__(self, sockets: list[socket.socket], address: str) -> None:
         self.address, self.port = address, int(sockets[0].getsockname()[1])
@@ -152,10 +142,6 @@ class PageServer(uvicorn.Server):
         """Show this page in place of the one before; return its local address, and its public one or None.
 
         The page before is not closed: its running requests go on. Its own `close` leaves the port open.
-
-        Args:
-            page: the page to launch.
-            options: further keywords of `gr.Blocks.launch`.
         """
         from gradio import http_server
 

@@ -25,20 +25,14 @@ class Setting:
 
     Attributes:
         name: the parameter of the API and, with dashes, the DOM id of the control.
-        default: the API's default value.
-        type: the API's type.
         check: checks and converts a value (ui/page/limits.py).
         argument: the keyword of bass_core's `race` that takes the value, "sampling.x" for a field of
             SamplingParams, or "" if there is none.
-        label: the control's label.
         control: the kind of the control, or "" for a setting that only scripts can change.
         explain: the line below the label.
         choices: the entries of a list or of checkboxes. A list starts with its first entry.
         start: the form's initial value, if it is not the default.
-        section: the part of the form.
         shares_row: whether the control shares a row with neighbours that also set this.
-        step: the step of a number field.
-        placeholder: the text in an empty number field.
         script: further information for scripts.
     """
 

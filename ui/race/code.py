@@ -35,14 +35,7 @@ LABEL = re.compile(r"# (L\d+)")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the listing.
-
-    Attributes:
-        number: its number in the file.
-        text: its text, with the indentation.
-        mark: its name for trace.js, or "" if the trace never stops there.
-        kind: "head", "doc" or "code".
-    """
+    """A line of the listing; `mark` is its name for trace.js, or "" if the trace never stops there."""
 
     number: int
     text: str

@@ -32,12 +32,7 @@ TEMPLATE = """<div class="draws" hidden><p class="draws-line" role="status"></p>
 
 
 class DrawsRequest(RaceRequest):
-    """A race's settings, and the position in one of its rows.
-
-    Attributes:
-        row: the row.
-        tokens: the row's tokens before the position.
-    """
+    """A race's settings, a `row` of it, and the row's `tokens` before the position."""
 
     def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Iterator[Snapshot]:
         arguments = self.arguments()

@@ -133,8 +133,6 @@ class PageFeed:
 
     Args:
         run: the name under which `missed` finds its lines, or "" if nobody will ask for them.
-        settings: the settings of the race.
-        pair: the arguments of load_pair, for the page's code snippet.
     """
 
     def __init__(self, run: str, settings: Mapping[str, Any], pair: Mapping[str, Any] | None = None) -> None:

@@ -28,12 +28,7 @@ COST_POLICIES = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """The sentences of a verdict.
-
-    Attributes:
-        head: a sentence about the fastest lane, or None while no lane is ahead.
-        lanes: a sentence for each lane but the reference, the fastest first.
-    """
+    """A verdict: `head` is None while no lane is ahead; `lanes` has a sentence per lane, the fastest first."""
 
     head: str | None
     lanes: dict[str, str]
@@ -41,12 +36,7 @@ class Verdict(TypedDict):
 
 @dataclass
 class LaneRounds:
-    """Counts of a lane's rounds.
-
-    Attributes:
-        drafting: the number of rounds that drafted.
-        rows: the largest number of rows in a round.
-    """
+    """Counts of a lane's rounds: those that drafted, and the largest number of rows in one."""
 
     drafting: int = 0
     rows: int = 0

@@ -60,11 +60,9 @@ def record(
     """Return the recording of these snapshots. Snapshots without lanes are left out.
 
     Args:
-        snapshots: all snapshots of a race.
         about: models, device and versions, in words.
         settings: the settings of the race (RaceRequest.settings).
         made: the same as `about`, by name.
-        pair: the arguments of load_pair, for the page's code snippet.
 
     Raises:
         ValueError: if no snapshot has lanes.

@@ -32,10 +32,8 @@ class Part:
     """One part of the page.
 
     Attributes:
-        name: identifies it.
         template: its HTML, without values from outside.
         script: JavaScript that mounts it.
-        elem_id: its id in the document.
         value: JSON for its script.
         after: JavaScript that runs when Gradio mounts the part, even if the stage has mounted it.
     """
@@ -93,9 +91,6 @@ def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object
     """Add the parts to the current layout, and call `below_lanes` after the first one.
 
     A server function sends the recordings, outside Gradio's queue.
-
-    Returns:
-        The components of the parts.
     """
 
     # A new function each time, because Gradio sets attributes on it.

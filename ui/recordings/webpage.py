@@ -120,9 +120,6 @@ def saved(
     """Yield the snapshots of a race, then write the race as an HTML file.
 
     Args:
-        snapshots: the race.
-        path: the file.
-        models: its models.
         settings: its settings, see `settings_of`.
 
     Raises:

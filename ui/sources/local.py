@@ -24,12 +24,7 @@ Stopped = Callable[[], bool]
 
 
 class Models:
-    """The operator's own pair, and the last other pair that a visitor named.
-
-    Args:
-        own: the operator's pair.
-        load: loads a pair by name, folder or Hub id. None means that visitors can't name a pair.
-    """
+    """The operator's own pair, and the last other pair that a visitor named (never one if `load` is None)."""
 
     def __init__(self, own: ModelPair, load: Callable[[str], ModelPair] | None = None) -> None:
         self.own, self._load = own, load
@@ -87,7 +82,6 @@ class Local:
     """The operator's pair, loaded and ready to race.
 
     Attributes:
-        pair: the operator's pair.
         models: the pairs that races may use.
         idle: measures costs between races.
         unshared: runs races without pausing `idle`, for a service that never starts it.
@@ -122,11 +116,7 @@ class Local:
 
 
 def facts(pair: ModelPair, ask: PairOptions, threads: int) -> PairInfo:
-    """Return the page's information about a pair that was loaded with these options.
-
-    Args:
-        threads: the number of the models' CPU threads.
-    """
+    """Return the page's information about a pair that was loaded with these options."""
     where = " and ".join(pair.places)
     about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
     if pair.device.type == "cpu":

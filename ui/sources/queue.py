@@ -67,10 +67,8 @@ class Ticket:
     """A race in the queue.
 
     Attributes:
-        request: the race.
         since: when it began to wait, in seconds of the queue's clock.
         worker: its worker, or None while it waits.
-        started: when it got the worker.
     """
 
     request: RaceRequest
@@ -80,12 +78,7 @@ class Ticket:
 
 
 class Queue:
-    """Free workers and waiting races.
-
-    Args:
-        patience_s: seconds after which a waiting race can no longer be overtaken.
-        clock: returns seconds.
-    """
+    """Free workers and waiting races. Nobody overtakes a race that has waited for `patience_s` seconds."""
 
     def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
@@ -130,7 +123,6 @@ class Queue:
         """End a ticket: the race gave up waiting, or its worker is free again.
 
         Args:
-            ticket: the ticket.
             finished: whether the race ran to its end, so that it counts for the pace.
         """
         with self._changed:

@@ -30,9 +30,6 @@ def open_service(
     """Return the service that app.py's options ask for, ready for its first race. Closing it ends its workers.
 
     Args:
-        asked: the pair to load.
-        options: app.py's options.
-        limits: the operator's upper bounds.
         set_threads: sets the number of the models' threads in this process and returns it.
         cores: the cores that the workers may share.
 

@@ -86,7 +86,6 @@ class Service:
     """A service that runs the page's races.
 
     Attributes:
-        source: runs a race.
         facts: the page's information about the pair.
         count: counts a prompt's tokens, or None without a tokenizer.
         at_once: how many events the page may hand over at the same time. Further ones wait in Gradio's queue.

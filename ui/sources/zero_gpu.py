@@ -50,7 +50,6 @@ class ZeroGpu:
     """Runs races in workers of the package `spaces`.
 
     Args:
-        spaces: the package.
         source: runs a race. It takes a request and `stopped`, a function that returns whether to stop.
     """
 

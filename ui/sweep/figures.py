@@ -24,7 +24,6 @@ class Point(TypedDict):
 
     Attributes:
         prompt: the number of the visitor's own prompt, from 1 on, or None.
-        batch: rows.
         draft_length: the draft length, fixed or a policy's name.
         speedup: over regular decoding.
         error: the relative standard error of the speed-up, from the scatter of both lanes' rounds as in the
@@ -77,8 +76,6 @@ class Progress(TypedDict):
     """How far a sweep is.
 
     Attributes:
-        done: finished races.
-        races: all races.
         left_s: expected seconds for the rest.
         now: the current race in words.
     """
@@ -122,15 +119,7 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
 
 @dataclass
 class Sums:
-    """Sums over the races of one arm.
-
-    Attributes:
-        plain: the pace of the lane with regular decoding.
-        racing: the pace of the lane with BASS.
-        drafted: draft tokens.
-        accepted: token acceptance of each race, weighted by its draft tokens.
-        races: number of races.
-    """
+    """Sums over the races of one arm. Each race's `accepted` is weighted by its draft tokens."""
 
     plain: Pace = field(default_factory=lambda: Pace.together(()))
     racing: Pace = field(default_factory=lambda: Pace.together(()))

@@ -38,8 +38,6 @@ def measured(
     """Run the sweep and yield its state when a race begins, about once per second during it, and at the end.
 
     Args:
-        request: the sweep.
-        source: runs a race.
         limits: `max_seconds` limits the whole sweep.
         clock: returns seconds.
 

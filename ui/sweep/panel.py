@@ -46,7 +46,6 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
 
     Args:
         events: None for a page without a model, which cannot measure.
-        form: the settings of a race.
         device: the concurrency settings of events that use the device.
     """
     assets.part(readers.template(), "Bass.mountReaders(element)", "readers")

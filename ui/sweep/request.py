@@ -99,12 +99,7 @@ class SweepRequest:
         ]
 
     def race_of(self, arm: Arm, repeat: int = 0) -> ArmRequest:
-        """Return a race of an arm. With one prompt per line, the rows take the lines in turn.
-
-        Args:
-            arm: the arm.
-            repeat: the number of earlier races of this arm, which is added to the seed.
-        """
+        """Return a race of an arm; `repeat`, the number of its earlier races, is added to the seed."""
         changed: dict[str, Any] = {
             "batch_size": arm.batch,
             "draft_length": arm.draft_length,

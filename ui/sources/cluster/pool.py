@@ -47,7 +47,6 @@ class Member:
 
     Attributes:
         number: its number on the page, from 1 on.
-        actor: its Ray actor.
         life: the number of its earlier processes.
         since: time.monotonic() when its last process was lost, or when this object was made.
         problem: why it can't load its model, or "".
@@ -72,10 +71,7 @@ class WorkerPool:
     """The workers, each a Ray actor.
 
     Args:
-        calls: calls Ray.
         ask: the pair to load.
-        limits: the operator's upper bounds.
-        workers: the number of workers.
         threads: the models' CPU threads per worker.
         options: Ray's options of each actor.
         queue: gets the workers that are ready.

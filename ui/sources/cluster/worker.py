@@ -23,8 +23,6 @@ class Worker:
     """One worker.
 
     Args:
-        ask: the pair to load.
-        limits: the operator's upper bounds.
         threads: the models' CPU threads, which its environment sets.
         number: its number on the page, from 1 on.
     """
@@ -66,7 +64,6 @@ class Worker:
 
         Args:
             run: the number of this race, for `stop`.
-            request: the race.
 
         Raises:
             BassError: if the race is refused.
