@@ -1,7 +1,4 @@
-"""The interface between a lane and its decoder, and the parameters that all decoders of a request share.
-
-Any object with the members of `Decoder` can be a lane's decoder; nothing checks its class.
-"""
+"""The interface between a lane and its decoder, and the parameters that all decoders of a request share."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from ..verify.rules import AUTOMATIC, Verification
 class TimelineView(Protocol):
     """The times at which draft and target were busy, if a decoder runs both at the same time."""
 
-    def view(self) -> dict[str, Any]:
-        """Return the timeline as JSON-ready data."""
-        ...
+    def view(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,10 @@ def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheB
 
 
 class Decoder(Protocol):
-    """The object that a lane steps. An optional attribute `cache` is the CacheBytes that the lane shows.
+    """The object that a lane steps; any object with these members will do.
 
-    A decoder with a timeline keeps working between its steps, until `pause` is called.
+    An optional attribute `cache` is the CacheBytes that the lane shows. A decoder with a timeline keeps working
+    between its steps, until `pause` is called.
 
     Attributes:
         target_forwards: the target's prefills and rounds so far.

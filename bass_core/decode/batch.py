@@ -1,11 +1,7 @@
-"""The decoding loop: regular, speculative and BASS decoding are one loop over a batch of rows.
+"""The decoding loop: regular, speculative and BASS (arXiv 2404.15778) decoding are one loop over a batch of rows.
 
-Regular decoding is the loop without a drafter. Speculative decoding runs it over batches of one, row after row
-(sequential.py). BASS (arXiv 2404.15778) runs it over a batch in which every row accepts its own number of drafts.
-A round is four calls: lengths, propose, verify, commit.
-
-The rule that judges drafts is known before any is drawn: the tree rule if the drafter `branches`, else the chain
-rule. Each round waits for the device once. This module handles neither clocks nor texts.
+Regular decoding is the loop without a drafter, speculative decoding the loop over batches of one (sequential.py).
+A round is four calls: lengths, propose, verify, commit. It waits for the device once.
 """
 
 from __future__ import annotations
@@ -51,7 +47,6 @@ class BatchDecoder(Decoder):
         policy: sets the draft lengths; None drafts nothing.
         limit: the longest draft that fits the caches.
         return_states: whether the target's forwards return hidden states, for the drafter or another reader.
-        cache: bytes of the caches, for the lane to show.
     """
 
     sequences: list[Sequence]

@@ -1,7 +1,6 @@
 """Measure the cost of a round on this machine, for a pair and a device, and store it (`MeasuredCosts`).
 
-Rounds are timed in a real decoder whose drafts are random tokens. The median of several times is used, because a
-single unusual time would distort the comparison with all other costs. measuring.py decides when to measure.
+Rounds are timed in a real decoder whose drafts are random tokens; of several times, the median counts.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class MeasuredCosts:
         return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 
     def _store(self, measured: CostTable) -> None:
-        """Join the new costs with the file, which another process may have extended, and store the result.
-
-        Doubted costs stay if the new ones are higher: the machine was even busier then.
-        """
+        """Join the new costs with the file, which another process may have extended; doubted costs only fall."""
         known = self._read_stored() or self.table
         (rows,) = measured.verify
         table = known or measured

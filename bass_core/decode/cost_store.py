@@ -1,7 +1,7 @@
 """Where measured costs are stored, which numbers of rows a table still needs, and doubt in stored figures.
 
-A table's file name is a hash of everything that a round's cost depends on, so requests that differ in anything
-else share the table. length/costs.py has the table and its file format, calibrate.py measures.
+A table's file name is a hash of everything that a round's cost depends on (`_key`). length/costs.py has the file
+format, calibrate.py measures.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ MIN_ROUNDS, TOO_FAST = 5, 0.75
 
 
 def may_measure() -> bool:
-    """Return whether "auto" may measure costs.
-
-    Measuring is forbidden with BASS_MEASURE=0, and on ZeroGPU, which bills the time.
-    """
+    """Return whether "auto" may measure costs: not with BASS_MEASURE=0, nor on ZeroGPU, which bills the time."""
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
 
@@ -88,10 +85,9 @@ def missing_sizes(
 class Doubts:
     """The stored figures that are doubted, each by its file or by the place in its file.
 
-    A figure that was measured on a busy machine is too slow. A lane that is faster doubts it at its end, and the
-    next measurement, while no lane runs, measures it again. Each is doubted once per process, because a second
-    doubt has another reason: the figure was measured at another size of text, for example, or a processor's cache
-    served the lane.
+    A lane doubts a figure at its end if it was faster than the figure allows, and the next measurement, while no
+    lane runs, measures it again. Each is doubted once per process: a second doubt has another reason, for example
+    another size of text.
     """
 
     def __init__(self) -> None:
@@ -119,9 +115,8 @@ DOUBTS = Doubts()
 class CostCheck:
     """Compares the times of a lane's rounds with the stored costs that its policy used.
 
-    The policy corrects wrong costs by the times of its own rounds (length/costs.py), but every text begins with
-    the stored ones. Only costs that are too high are found: a round that takes longer than the stored cost may
-    have run on a busy machine itself.
+    Only costs that are too high are found: a round that takes longer than the stored cost may have run on a busy
+    machine.
     """
 
     def __init__(self, costs: CostTable) -> None:
@@ -149,10 +144,7 @@ class CostCheck:
 
 
 def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:
-    """Return a hash of everything that a round's cost depends on.
-
-    All drafters that only copy get the same hash, because their drafts cost nothing.
-    """
+    """Return a hash of everything that a round's cost depends on; one for all drafters that only copy."""
     draft = None
     if kind.runs_model:
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
@@ -176,9 +168,6 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
 
 
 def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return one text per module: its class's name, and whether calling the module runs code of other origin.
-
-    Such code is a hook, or a forward that replaced the one in transformers or torch.
-    """
+    """Return one text per module: its class's name, and whether calling it runs a hook or a replaced forward."""
     modules = [] if model is None else list(model.modules())
     return [f"{type(module).__qualname__} {is_hooked(module) or is_patched(type(module))}" for module in modules]

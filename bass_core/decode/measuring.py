@@ -1,8 +1,8 @@
 """A lane's length policy, and the measured round costs that it may need. Both come after admission.
 
 `Measuring` (or `with_costs`) measures costs before any lane's clock runs and puts them into the request.
-`policy_of_request` runs no model. draft_length="cost-aware" measures everything that is missing. "auto" measures
-one row and the largest batch, in at most AUTO_SECONDS, and uses Algorithm 1 if costs can't be measured or stored.
+"cost-aware" measures everything that is missing; "auto" measures one row and the largest batch, in at most
+AUTO_SECONDS, and uses Algorithm 1 if costs can't be measured or stored.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing and doubted costs for up to `rows` rows, with defaults for the rest.
 
-    Measures nothing that could not be stored. A CPU's peaks come first, because they take a second at most. The
-    costs of rounds with sampling follow, because the page's first race needs them, then those of greedy rounds.
+    Measures nothing that could not be stored. A CPU's peaks come first, because they take a second at most, then
+    rounds with sampling (the page's first race needs them), then greedy ones.
     """
     pair.refresh()  # compiling on another core would disturb the measurements
     yield from measure_peaks(pair.device, pair.dtype)
@@ -102,7 +102,7 @@ def expected_speedup(
     """Predict BASS's speed-up over regular decoding from the costs that earlier races measured here.
 
     Args:
-        pair: the models. Everything that the request leaves out has its default.
+        pair: everything that the request leaves out has its default.
         acceptance: for each row, the probability that a draft is accepted if those before it are. With fewer
             entries than rows they repeat.
         rows: the batch size.
@@ -131,8 +131,7 @@ class Progress:
 
     Attributes:
         done: the share that is done, from 0 to 1.
-        left_ms: estimated wall time until the measurements end, from the speed so far and the time limit; None
-            while nothing is done yet.
+        left_ms: estimated wall time until the measurements end; None while nothing is done yet.
     """
 
     done: float
@@ -145,8 +144,8 @@ class Measuring:
     Each iteration is one step of a decoder, or one of the peaks; there is none if everything is known already.
 
     Attributes:
-        request: the request. Its `costs` are set after the iteration; they stay None if no policy needs them, or
-            if "auto" can't measure them.
+        request: its `costs` are set after the iteration; None if no policy needs them, or if "auto" can't measure
+            them.
         rows: rows of the largest batch among the lanes that draft by a policy; 0 if there is none.
         progress: progress of the cost measurements; None before their first step.
     """

@@ -1,12 +1,8 @@
 """The peaks of a pair's device, which a lane's work is compared with. A CPU's are measured once and stored.
 
-`known_peaks` measures nothing on a CPU. `measure_peaks` measures a CPU, in about a second, once per CPU, dtype and
-number of threads. It runs with the cost measurements (calibrate.py), while no lane runs. Until then, and if
-measuring is not allowed, a CPU's peaks are unknown. machine/cpu_speed.py has the method, machine/hardware.py the
-datasheets.
-
-A peak that was measured on a busy machine is too low. A lane that exceeds it doubts it (cost_store.py): the next
-measurement keeps the larger figures.
+`measure_peaks` measures a CPU, in about a second, once per CPU, dtype and number of threads. Until then, a CPU's
+peaks are unknown. If a lane exceeds one, it doubts it (cost_store.py), and the next measurement keeps the larger
+figures. machine/cpu_speed.py has the method, machine/hardware.py the datasheets.
 """
 
 from __future__ import annotations
@@ -49,8 +45,7 @@ def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Measure and store a CPU's peaks unless they are known; yield after each of the two figures.
 
-    Measures nothing if the result could not be stored. Errors are only logged. If there is not enough memory to
-    measure the bandwidth, a later call measures it.
+    Measures nothing if the result could not be stored. Errors are only logged.
     """
     path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
     if path is None or not can_keep(path):

@@ -1,8 +1,7 @@
 """Prompts as token ids: texts, ids and conversations, by the tokenizer and its chat template.
 
 A text is a user's message and goes through the chat template if there is one. A special token spelled in a text
-becomes that token, as in transformers. Any error of a tokenizer or a template becomes a RequestError of one
-sentence that quotes it. No model runs here.
+becomes that token, as in transformers. Errors of a tokenizer or a template become a RequestError that quotes them.
 """
 
 from __future__ import annotations
@@ -186,10 +185,7 @@ def _check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 def _in_parts(
     messages: list[dict[str, Any]], rendered: Callable[[list[dict[str, Any]]], str], newest: str
 ) -> list[dict[str, Any]] | None:
-    """Return the messages with their contents as parts, or None if the template doesn't print the newest text.
-
-    The result is also None if the template does not know parts and prints them as a Python or JSON list.
-    """
+    """Return the messages with contents as parts; None if the template prints no text, or prints a list."""
     parts = [
         message | {"content": _parts(message["content"])} if "content" in message else message
         for message in messages
@@ -219,11 +215,7 @@ def _parts(content: Any) -> Any:
 
 
 def check_text(prompt: str) -> None:
-    """Check a text.
-
-    Raises:
-        RequestError: if it is blank, or if no tokenizer can read it.
-    """
+    """Raise RequestError if the text is blank, or if no tokenizer can read it."""
     if not prompt.strip():
         raise RequestError("The prompt is empty: write something for the model to answer.")
     _check_surrogates(prompt)

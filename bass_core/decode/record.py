@@ -1,7 +1,6 @@
 """Write the result of a round's verification: tokens at the end of a row's text, and the record of the round.
 
-`write_round` appends to the sequence and changes nothing else. `add_details` explains a round for the step-by-step
-view, and `record_logprobs` adds log-probabilities. All handle chains and trees.
+`add_details` explains a round for the step-by-step view. All functions handle chains and trees.
 """
 
 from __future__ import annotations
@@ -81,15 +80,13 @@ def record_logprobs(
 
     The first is of the token's probability under the plain softmax of the model's own logits. The second is of its
     probability under the distribution that is sampled (after penalties, temperature, top-k, top-p and min-p), or 0
-    for greedy text. Both depend only on the text, so they are the same with and without drafts, up to rounding.
+    for greedy text. Up to rounding, both are the same with and without drafts.
 
     Args:
-        rows: the sequences.
         records: the round's record of each row.
         paths: the accepted drafts of each row.
         raw: [B, 1 + N, V], the model's logits: column 0 after a row's newest token, column i + 1 after draft i.
         shaped: the same after penalties.
-        params: how tokens are sampled.
     """
     places = [
         (r, column, token)

@@ -1,7 +1,6 @@
 """A checked request: the prompts, and how to answer them. `make_request` makes one.
 
-Every user error is reported here, in one sentence, before a model runs or memory is allocated. A Request is plain
-data that every lane of a race shares.
+Every user error is reported here, before a model runs or memory is allocated. All lanes of a race share a Request.
 """
 
 from __future__ import annotations
@@ -117,11 +116,7 @@ class Request(Options):
 
 
 def check_options(options: Options) -> None:
-    """Check everything that does not depend on the pair and the prompt.
-
-    Raises:
-        RequestError: if an option can't be used.
-    """
+    """Raise RequestError if an option can't be used, whatever the pair and the prompt."""
     check_whole("n", options.n, 1, MAX_ROWS)
     check_whole("max_new_tokens", options.max_new_tokens, 1, None)
     check_whole("seed", options.seed, 0, 2**63 - 1)

@@ -1,7 +1,6 @@
 """Decode sequences one after another, each as a batch of one.
 
-All sequences use the same caches in turn: a prefix that a prompt
-shares with the one before it is still cached, so it is not computed again.
+All use the same caches in turn, so a prefix that a prompt shares with the one before it is not computed again.
 """
 
 from __future__ import annotations

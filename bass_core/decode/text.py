@@ -1,8 +1,7 @@
 """Incremental detokenization: text that grows token by token and ends before a stop string.
 
-The joined pieces equal the tokenizer's decoding of all tokens at once, without special tokens, up to the first
-stop string. Text that may still change is held back: a character until all of its bytes have come, a run of byte
-tokens until it ends, and a possible beginning of a stop string until the next tokens show that it is none.
+The joined pieces equal the tokenizer's decoding of all tokens at once, without special tokens. Text that may still
+change is held back: incomplete characters, runs of byte tokens, and a possible beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -86,11 +85,7 @@ class TextStream:
         self._held_back = text[end:]
 
     def _must_wait(self) -> bool:
-        """Return whether the last tokens show that a long tail is incomplete, so that nothing can be shown yet.
-
-        This avoids decoding the whole tail for every token. A character has at most four bytes, and so at most
-        four tokens.
-        """
+        """Return whether the last four tokens (a character has at most four) show a long tail to be incomplete."""
         tail_len = 4 * max(map(len, self.stop), default=1) + 4
         if len(self.ids) - self._shown <= 2 * tail_len:
             return False

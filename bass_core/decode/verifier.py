@@ -1,7 +1,6 @@
 """Feeds a round's drafts to the target and judges them: `Verifier.verify`, for chains and trees.
 
-If a CUDA graph can run the round, it contains the forward and the judge. If not, they run one after the other.
-Either way the round waits for the device once. Nothing is committed here.
+A CUDA graph that can run the round contains the forward and the judge. Nothing is committed here.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Verifier:
 
     Args:
         target: the runner whose rows are those of the decoder.
-        params: how drafts are judged.
         return_states: whether the forwards return hidden states.
         raw_states: as in ForwardBatch.
         branches: whether the drafts form trees.
@@ -79,13 +77,7 @@ class Verifier:
         self.target.prepare(ForwardBatch(fed, zeros, return_states=self.return_states))
 
     def verify(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> VerifiedRound:
-        """Feed each row's newest token and its drafts, and judge the drafts.
-
-        Args:
-            rows: the decoder's rows.
-            proposal: their drafts.
-            keys: the round's noise keys.
-        """
+        """Feed each row's newest token and its drafts, and judge the drafts with the round's noise keys."""
         fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in proposal.num_drafted])
         verdict = self._verify_in_graph(rows, proposal, keys, fed)
         return self._verify_after_forward(rows, proposal, keys, fed) if verdict is None else verdict

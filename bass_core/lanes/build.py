@@ -42,10 +42,7 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 
 class _DecoderFactory:
-    """Makes the decoders of a lane that decodes `rows` rows at a time. All of them use the same runners.
-
-    Each decoder has its own length policy if the lane drafts. All of them learn from the same earlier calls.
-    """
+    """Makes the decoders of a lane that decodes `rows` rows at a time, each with its own length policy."""
 
     def __init__(self, pair: ModelPair, request: Request, rows: int, drafts: bool) -> None:
         self.request, self.drafts, self.limit = request, drafts, longest_draft(request.draft_length)

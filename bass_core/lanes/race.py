@@ -130,10 +130,7 @@ def _run(
 
 
 def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Measure the round costs that the lanes need.
-
-    Yield at once, and then whenever a snapshot is due or the race has to stop.
-    """
+    """Measure the lanes' round costs; yield at once, and whenever a snapshot is due or the race has to stop."""
     due = 0.0
     for _ in stepped(measuring):
         if stopped() or time.perf_counter() >= due:

@@ -1,8 +1,7 @@
 """The order in which the lanes of a race are stepped (`SCHEDULINGS`).
 
-Each schedule steps all lanes to their ends. It yields `due_s` seconds after the last snapshot, and at once when
-`stopped` returns True. Closing it ends the work. A lane that fails ends with a message and the others go on, but a
-memory shortage affects every lane, so it is raised.
+Each schedule yields `due_s` seconds after the last snapshot, and at once when `stopped` returns True. A lane that
+fails ends with a message and the others go on, but a memory shortage affects every lane, so it is raised.
 """
 
 from __future__ import annotations

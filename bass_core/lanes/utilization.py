@@ -4,12 +4,8 @@ FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft paramet
 drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for emitted tokens.
 
 Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x peak bytes
-per second). It can be above 1 if they are read from the processor's cache and not from memory, or if the peak was
-measured on a busy machine: the lane then lets it be measured again.
-
-If the target drafts for itself, each draft forward counts with the target's weights and the few keys and values
-that it reads. Copied drafts cost nothing, and discarded drafts cost as much as others. Prefills are
-left out: neither their work nor their time is included. A figure is None if the device's peak is unknown.
+per second). It can be above 1 if they are read from the processor's cache, or if the peak was measured on a busy
+machine. Prefills are left out. A figure is None if the device's peak is unknown.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Warming up a pair before any lane's clock runs (`warm_up`).
 
-It runs target and draft once over a few tokens of the request's prompts and discards the result. This reads the
-memory-mapped weights, and makes libraries choose and load their kernels. Otherwise the first lane of the first
-race would pay for work that all lanes share. `prepare` and machine/setup_time.py handle shapes that must be
-captured or compiled.
+It reads the memory-mapped weights, and makes libraries choose and load their kernels. Otherwise the first lane of
+the first race would pay for work that all lanes share.
 """
 
 from __future__ import annotations

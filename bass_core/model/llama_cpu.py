@@ -199,12 +199,7 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 
 def _by_rows(x: Tensor, real: Tensor | None, firsts: Any, width: int) -> Tensor | RaggedRows:
-    """Return numbers of the real tokens, x [N, ...], as [B, S, ...] or as RaggedRows.
-
-    Args:
-        real: their places in [B x S], or None if all tokens are real.
-        firsts: int64 [B + 1], the first real token of each row.
-    """
+    """Return numbers of the real tokens, x [N, ...], as [B, S, ...] or as RaggedRows."""
     if real is None:
         return x.view(len(firsts) - 1, width, *x.shape[1:])
     return RaggedRows(x, firsts.tolist(), width, real)

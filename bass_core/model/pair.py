@@ -79,12 +79,7 @@ class ModelPair:
 
     @torch_defaults()
     def _prepare(self, target_tried: CausalModel | None = None, draft_tried: CausalModel | None = None) -> None:
-        """Choose the forwards of both models, and pack their weights.
-
-        Args:
-            target_tried: the target's forward before the model changed (see `select_model`).
-            draft_tried: the same for the draft.
-        """
+        """Choose both models' forwards and pack their weights; the arguments are as `tried` of `select_model`."""
         target, draft = self.target, self.draft
         draft_body = draft.body if isinstance(draft, DraftHead) else draft
         for model in (target, draft_body):

@@ -108,11 +108,7 @@ class PrefillSteps:
 
 
 class _Feed:
-    """Feed texts to rows, each from its start on.
-
-    Attributes:
-        last: the logits [vocab] after the last token of each text, by row.
-    """
+    """Feed texts to rows, each from its start on; `last` has the logits [vocab] after each text, by row."""
 
     def __init__(
         self, runner: ModelRunner, texts: list[list[int]], starts: list[int], return_states: bool

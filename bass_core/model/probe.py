@@ -163,10 +163,7 @@ def _tokens(model: PreTrainedModel) -> Tensor:
 
 
 def _steps(tokens: Tensor) -> tuple[ForwardBatch, ForwardBatch]:
-    """Return two steps: the first tokens of both texts, then the next tokens of each.
-
-    The shorter text continues from its first token, so the second step has rows of different lengths.
-    """
+    """Return two steps: the first tokens of both texts, then the next ones, with rows of different lengths."""
     shorter_len = _FIRST - 1
     second = torch.stack((tokens[0, _FIRST:], tokens[1, shorter_len : shorter_len + _TOKENS - _FIRST]))
     first_step = ForwardBatch(tokens[:, :_FIRST], [0, 0], eager=True)
@@ -206,10 +203,7 @@ def bypass_error(name: str) -> PairError:
 
 
 def _apart(ours: Tensor, reference: Tensor) -> Tensor:
-    """Return the norm of the logits' difference as a share of the norm [...]; infinite if ours aren't finite.
-
-    Logits [..., V] that are not finite in the model's own result are not compared.
-    """
+    """Return the norm of the logits' difference as a share of the norm [...]; infinite if ours aren't finite."""
     finite = reference.isfinite()
     ours, reference = (torch.where(finite, logits.float(), 0.0) for logits in (ours, reference))
     share: Tensor = (ours - reference).norm(dim=-1) / reference.norm(dim=-1).clamp_min(1e-30)

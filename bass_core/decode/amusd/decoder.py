@@ -1,21 +1,12 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `build_amusd`.
 
-The draft (session.py, in its own thread) never waits for a verification: it keeps drafting, up to `lead` tokens
-beyond those being verified. The target verifies the drafts that have arrived. If one more draft arrives during the
-step (the *late* draft), the target's logits after the last token that it was fed judge this draft too. If the late
-draft is accepted, draft and target agree on the text and nothing is rolled back. If no draft has arrived, the
-target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`).
+The draft (session.py) keeps drafting in its own thread, up to `lead` tokens beyond those being verified. If one
+more draft arrives during a verification (the *late* draft), the target's logits after the last token that it was
+fed judge it too.
 
-The text keeps the target's distribution by the usual rules (verify/rejection.py), with the q that each draft was
-drawn from. Block verification judges the drafts of a round, including the late draft, as one block. An epoch
-continues only if the whole block is accepted, so no uniform number u is used twice.
-
-If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it. On a CPU, draft and
-target share the cores. On an accelerator the draft works on the next device, or on a separate stream if there is
-only one.
-
-A draft head reads the target's states, which arrive together with the tokens that the target writes. Until they
-arrive, the head uses its own states. `refuse_amusd` lists the requests that AMUSD can't answer.
+The text keeps the target's distribution by the usual rules (verify/rejection.py). Block verification judges a
+round's drafts and the late draft as one block. An epoch continues only if the whole block is accepted, so no
+uniform number u is used twice.
 """
 
 from __future__ import annotations
@@ -62,11 +53,7 @@ DELAYS = (0.0, 0.0)
 def build_amusd(
     pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
-    """Return the decoder of a request, with its draft started.
-
-    Raises:
-        RequestError: if AMUSD can't answer the request.
-    """
+    """Return the decoder of a request, with its draft started; raises RequestError if AMUSD can't answer it."""
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), request.kind
     runner = runner_for(pair.target_step, len(sequences), request.texts(lead + 2), pair.vocab, request.backend)
@@ -87,9 +74,10 @@ def build_amusd(
 class AmusdDecoder(BatchDecoder):
     """The target's side. A round feeds each row the drafts ahead of it, at most `lead` tokens.
 
+    If the draft fails, the lane continues as regular decoding, and `timeline.note` explains it.
+
     Attributes:
         draft: the draft's thread.
-        lead: maximum number of drafts to feed per row and round.
         unsure: whether to leave out drafts after an unsure one.
     """
 
@@ -114,7 +102,6 @@ class AmusdDecoder(BatchDecoder):
 
     @property
     def timeline(self) -> Timeline:
-        """When draft and target were busy."""
         return self.draft.timeline
 
     def step(self) -> Round:
@@ -129,7 +116,6 @@ class AmusdDecoder(BatchDecoder):
             self.draft.pause()
 
     def close(self) -> None:
-        """End the draft."""
         try:
             self.pause()
             self.timeline.waiting = 0
@@ -309,11 +295,7 @@ LEAD, LONGEST_LEAD = 8, 64
 
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
-    """Check that AMUSD can answer a request.
-
-    Raises:
-        RequestError: if it can't.
-    """
+    """Raise RequestError if AMUSD can't answer the request."""
     if request.kind.windows:
         raise RequestError(
             f'method="amusd" needs a separate draft model; drafter="{request.drafter}" drafts with the target: '

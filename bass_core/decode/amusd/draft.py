@@ -1,9 +1,8 @@
 """The thread in which a request's draft works.
 
-The thread makes its session, pauses until `resume`, and then steps the session while there is something to draft.
 `pause` returns once no step is running. If the draft fails, its thread ends and `timeline.note` explains why; the
-target's thread gets no exception. `close` waits for the thread to end, and the program does so at its exit. Both
-threads spend most of their time in compiled code, which releases Python's global lock.
+target's thread gets no exception. Both threads spend most of their time in compiled code without Python's global
+lock.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class DraftThread:
         session: the draft's side; None if it could not be made.
         step_ms: milliseconds of a step of the draft model; None until `look` has seen one.
         steps: number of steps of any kind that `look` has seen so far.
-        forwards: the draft model's forwards in these steps.
-        drawn: tokens that the draft model drew in these steps.
+        forwards, drawn: the draft model's forwards in these steps, and the tokens that it drew.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
@@ -66,10 +64,9 @@ class DraftThread:
     def start(
         self, make: Callable[[], DraftSession], home: torch.device, device: torch.device, delay_s: float = 0.0
     ) -> None:
-        """Let the thread make its session on the draft's device. Returns once the session exists and is paused.
+        """Let the thread make its session. Returns once the session exists and is paused.
 
         Args:
-            make: makes the session.
             home: the target's device, which the drafts are copied to.
             device: the draft's device.
             delay_s: for tests, the maximum random delay before each step, in seconds.
@@ -96,7 +93,6 @@ class DraftThread:
         return self.timeline.note is None
 
     def resume(self) -> None:
-        """Let the draft work."""
         with self.lock:
             self._running = True
             self.changed.notify_all()
@@ -150,10 +146,7 @@ class DraftThread:
         return drafts
 
     def agree(self, row: Sequence, tokens: list[int], same: bool, states: Tensor | None) -> None:
-        """Tell the draft's side that the row has just written `tokens`.
-
-        `same` means that these tokens are exactly the row's next drafts. `states` are as in SharedRow.
-        """
+        """Tell the draft that the row has got `tokens` (its next drafts if `same`); `states` as in SharedRow."""
         with self.lock:
             shared = self.rows[row.index]
             shared.agree(tokens, same, states if self.alive else None)

@@ -1,16 +1,11 @@
 """The draft's side of one request, and the rows that it shares with the target's side.
 
-The target extends the rows' texts with `agree` at any time, and reads their drafts. `DraftSession.step` calls the
-drafter once for all rows that may continue (or feeds one chunk of the prompts). It adds the new drafts after the
-texts: per row one token of the model, or several copied tokens.
+The target extends the texts with `agree` at any time, and reads the drafts. A draft is added only if the tokens
+before it are still the same as when it was drafted. Each token is drawn with the noise of (seed, sequence id,
+position, where the epoch began).
 
-A draft is added only if the tokens before it are still the same as when it was drafted; otherwise it is dropped.
-The drafter rolls a row back only to the first token at which the text differs from the tokens that it has read.
-Each token is drawn with the noise of (seed, sequence id, position, where the epoch began).
-
-Whoever reads or changes a row holds `lock`. On an accelerator, each side waits for its stream before it
-hands over a tensor, so the tensor is computed. The target's tensors are kept until the draft's stream has read
-them.
+Whoever reads or changes a row holds `lock`. On an accelerator, each side waits for its stream before it hands over
+a tensor. The target's tensors are kept until the draft's stream has read them.
 """
 
 from __future__ import annotations
@@ -50,7 +45,6 @@ class QueuedDraft(NamedTuple):
     """A draft token.
 
     Attributes:
-        token: its id.
         top: the largest value of q; 1 if the drafter is never unsure.
         own: q at `token`; 1 if the drafter is never unsure.
         copied: whether it was copied from the text, so that its q is a point mass.
@@ -73,7 +67,7 @@ class SharedRow(Sequence):
         drafts: the drafts after the text.
         begin: position where the epoch began; 0 before the first verification.
         states: for a draft head: the target's states [k, hidden] of text tokens that the drafter has not got yet.
-            The newest token has no state yet, because the target has not read it.
+            The newest token has none.
         silent: the drafter had nothing to propose; don't ask it again until the text grows.
         known: how many of `tokens` belong to the text.
     """
@@ -172,11 +166,7 @@ class DraftSession:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Run one chunk of the prompts, or one proposal for every row that may continue.
-
-        Returns:
-            True if this step drafted with the model only, without any copied token.
-        """
+        """Run a chunk of the prompts or one proposal per row that may continue; True if only the model drafted."""
         if self._prefill is not None:
             self._prefill.step()
             self._prefill = None if self._prefill.done else self._prefill
@@ -357,8 +347,7 @@ class StepTimes:
         """Return whether one more draft in each growing row raises the expected tokens per ms.
 
         With a token acceptance of a, n drafts give 1 + a + ... + a^n tokens for a target step of t ms (Leviathan
-        et al., 2211.17192). One more draft adds a^(n+1) tokens for a draft step of d ms, so it pays while a^(n+1)
-        (t + waited) > d (1 + ... + a^n).
+        et al., 2211.17192). One more draft, of d ms, pays while a^(n+1) (t + waited) > d (1 + ... + a^n).
         """
         if self.plain_ms is None:
             return False

@@ -1,7 +1,7 @@
 """When draft and target were busy, and when the draft rolled back, to show how far they overlap.
 
 Times come in as time.perf_counter and are stored as milliseconds of the lane's own time, which passes only inside
-`slice()`. Totals count everything; the lists keep the newest LIMIT entries. `view` is JSON-ready.
+`slice()`. Totals count everything; the lists keep the newest LIMIT entries.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Timeline:
 
     @contextmanager
     def slice(self) -> Iterator[None]:
-        """Run the lane's clock inside this block."""
         self._since = time.perf_counter()
         try:
             yield
@@ -70,7 +69,6 @@ class Timeline:
         return self._passed + 1000 * max(0.0, at - self._since)
 
     def add_target(self, begin: float, end: float) -> None:
-        """Record that the target worked from `begin` to `end`."""
         span = [self.lane_ms(begin), self.lane_ms(end)]
         self.target.append(span)
         self.target_ms += span[1] - span[0]
@@ -90,7 +88,7 @@ class Timeline:
         self.rollbacks.append(self.lane_ms(at))
 
     def view(self) -> dict[str, Any]:
-        """Return the timeline as plain data."""
+        """Return the timeline as JSON-ready data."""
         return {
             "target": [[round(a, 2), round(b, 2)] for a, b in self.target],
             "draft": [[round(a, 2), round(b, 2)] for a, b in self.draft],

@@ -85,11 +85,7 @@ def warm_up(model: PreTrainedModel, prompts: list[list[int]]) -> None:
 
 
 def refuse_transformers(pair: ModelPair, request: Request) -> None:
-    """Check that `generate` treats the request's weights, sampling and lengths as we do. Runs no model.
-
-    Raises:
-        RequestError: if it does not.
-    """
+    """Raise RequestError unless `generate` treats the request's weights, sampling and lengths as we do."""
     if is_split(pair.target):
         raise RequestError(
             'method="transformers" can\'t follow a target that is split over several devices: leave it out, or '
@@ -129,9 +125,8 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
 class OwnNoise:
     """A lane's random numbers from torch's default generator, which leave the caller's numbers unchanged.
 
-    Inside `drawing()`, the device's default generator (which `generate` draws from) has this object's own state:
-    it starts at the seed and continues where the last `drawing()` ended. The generator belongs to the whole
-    process, so no other thread may draw from it inside `drawing()`.
+    Inside `drawing()`, the device's default generator has this object's own state: it starts at the seed and
+    continues where the last `drawing()` ended. No other thread may draw from the generator inside `drawing()`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:

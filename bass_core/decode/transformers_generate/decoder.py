@@ -1,13 +1,9 @@
-"""A lane of transformers' own `generate`, so that nobody has to take our word for the baseline.
+"""A lane of transformers' own `generate`, as an independent baseline.
 
-`generate` is called once, in a thread (turns.py), on the target's modules with the target's own weights, dtype and
-attention implementation ("sdpa" unless the user chose another), with its dynamic cache. Prompts of different
-lengths are padded on the left, as its documentation advises. One step is one token for all rows; the first step
-also reads the prompts, in one forward. A finished row continues as padding, which costs as much as text.
-
-In float32 the greedy text is the same as in every other lane. In 16 bits `generate` rounds at other places than
-our models, so it may choose another of two nearly tied tokens. Sampled text has the same distribution as in other
-lanes. Unlike our lanes, this lane has no speculation, no shared prefixes and no check for NaN.
+`generate` is called once, in a thread (turns.py), with the target's own weights, dtype and attention, and a
+dynamic cache. Prompts are padded on the left, as its documentation advises; a finished row continues as padding.
+In float32 the greedy text is the same as in other lanes. In 16 bits it may choose another of two nearly tied
+tokens.
 """
 
 from __future__ import annotations
@@ -89,7 +85,7 @@ class TransformersDecoder:
         self._turns.stop()
 
     def step(self) -> Round:
-        """Let `generate` write one token per row.
+        """Let `generate` write one token per row; the first step also reads the prompts, in one forward.
 
         Raises:
             ModelError: if `generate` failed.

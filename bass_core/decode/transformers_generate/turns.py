@@ -1,8 +1,7 @@
 """Run `generate` in a separate thread that works only while it has its turn (`Turns`).
 
-`generate` returns only at its end, and reports each token to a callback. A thread that waits in that callback runs
-it step by step without changing its code, so that a lane can stream, pause and time its steps. `take` raises the
-work's exceptions. After `stop` the thread has ended and its memory is free.
+`generate` reports each token to a callback, in which the thread waits for its next turn. So a lane can stream,
+pause and time its steps. `take` raises the work's exceptions. After `stop` the thread has ended.
 """
 
 from __future__ import annotations

@@ -33,11 +33,7 @@ _OTHER_HEADS = {"dflash": "DFlash", "medusa": "Medusa", "mlp_speculator": "MLP s
 
 
 def is_eagle(source: Source) -> bool:
-    """Return whether the source is an EAGLE-3 head.
-
-    Raises:
-        PairError: if it is a head of another kind.
-    """
+    """Return whether the source is an EAGLE-3 head; raises PairError if it is a head of another kind."""
     config = _read_config(source)
     kind = config.get("speculators_model_type")
     names = f"{config.get('architectures')} {config.get('model_type')}".lower()
@@ -63,10 +59,7 @@ def _read_config(source: Source) -> dict[str, Any]:
 
 
 def _fuses(source: Source, config: dict[str, Any]) -> bool:
-    """Return whether a model of one layer has a top-level `fc`, as heads of EAGLE-1 and EAGLE-2 have.
-
-    Their configs are those of plain Llamas.
-    """
+    """Return whether a model of one layer has a top-level `fc`, as heads of EAGLE-1 and EAGLE-2 have."""
     if config.get("num_hidden_layers") != 1 or "model.safetensors" not in source.files:
         return False
     with safe_open(fetch(source, "model.safetensors"), framework="pt") as file:
@@ -218,11 +211,7 @@ def _plain_layers(layers: Any, context: int, outputs: int) -> LlamaConfig:
 
 
 def _reads_layers(where: str, fields: dict[str, Any], target: str, count: int) -> tuple[int, ...]:
-    """Return after how many of the target's layers the head reads the stream.
-
-    vLLM and speculators count from the embeddings, as HiddenStateTap does. `eagle_config`, which SpecForge writes
-    for SGLang, has the indices of the layers themselves.
-    """
+    """Return after how many layers the head reads the stream; `eagle_config` has the layers' own indices."""
     ids = fields.get(_LAYER_IDS)
     if not ids:
         indices = (fields.get("eagle_config") or {}).get(_LAYER_IDS) or ()

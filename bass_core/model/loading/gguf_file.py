@@ -34,11 +34,7 @@ class GgufTensor(NamedTuple):
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Return the fields by key and the tensors by name.
-
-    Raises:
-        WeightsError: if the file can't be read.
-    """
+    """Return the fields by key and the tensors by name; raises WeightsError if the file can't be read."""
     try:
         with open(file, "rb") as stream:
             return _read(stream)

@@ -24,11 +24,7 @@ _SPECIAL = 3
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Dequantise the GGUF file (a few seconds) and save it to a new folder.
-
-    Raises:
-        WeightsError: if the file can't be read.
-    """
+    """Dequantise the file (a few seconds) into a new folder; raises WeightsError if it can't be read."""
     folder.mkdir()
     with tqdm(total=2, desc="Preparing SmolLM2-135M, once: tokenizer", unit="step") as bar:
         fields, _ = read_gguf(gguf)

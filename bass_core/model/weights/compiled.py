@@ -85,12 +85,7 @@ def is_plain(layer: Any) -> bool:
 
 
 class _Product(NamedTuple):
-    """Linear layers that read the same input, as one matrix.
-
-    Attributes:
-        gated: whether these are gates and ups, in two layers or in one.
-        factor: what the results are multiplied by.
-    """
+    """Linear layers that read the same input, as one matrix; `gated` for gates and ups; `factor` scales it."""
 
     layers: tuple[Any, ...]
     gated: bool = False
@@ -123,10 +118,7 @@ def pack_llama(model: Any, architecture: Architecture) -> PackedLlama:
 
 
 def _norms(model: Any, architecture: Architecture) -> tuple[Any, Any]:
-    """Return all norms, float32 [2 layers + 1, hidden], and which are used where, int64 [2 layers + 1, 2].
-
-    See `norm_rows` in kernels/cpu/forward.py.
-    """
+    """Return all norms, float32 [2 layers + 1, hidden], and their uses, int64 [2 layers + 1, 2] (`norm_rows`)."""
     names = ("input_layernorm", "post_attention_layernorm")
     if architecture.norms_after:
         names = ("post_attention_layernorm", "post_feedforward_layernorm")

@@ -116,10 +116,7 @@ class CodeLinks:
                 self._add_called(module, part.__globals__, _names(part.__code__))
 
     def _add_called(self, module: str, names: dict[str, Any], called: frozenset[str]) -> None:
-        """Add the functions of these names in a module, and in torch.nn.functional if it refers to that.
-
-        Other functions of torch are left out: packages such as spaces (ZeroGPU) replace some, with equal results.
-        """
+        """Add the functions of these names in a module, and in torch.nn.functional if it refers to that."""
         for name in called & names.keys():
             value = names[name]
             if isinstance(value, ModuleType):
