@@ -1,6 +1,7 @@
 """Admission: decide whether a request fits the memory before anything is allocated. Call `admit`.
 
 It compares an estimate for all lanes that run together (caches, logits and working memory) with the free memory.
+If a request does not fit, the error names the largest batch and the largest number of new tokens that would fit.
 Weights are already in memory and don't count.
 """
 
@@ -145,7 +146,10 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
 
 
 def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
-    """Return the bytes that transformers' `generate` needs: rows of equal length, prefilled in one forward."""
+    """Return the bytes that transformers' `generate` needs.
+
+    It pads all rows to the length of the longest, and prefills them in one forward.
+    """
     config, model = pair.target.config.get_text_config(), pair.target_step
     itemsize, heads = pair.target.dtype.itemsize, config.num_attention_heads
     prompt = max(map(len, request.prompts[:rows]))
@@ -176,7 +180,12 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
-    """Return one layer's bytes over `columns` tokens; `heads` is tokens times query heads, `dim` a head's size."""
+    """Return the bytes that one layer's attention needs over `columns` tokens.
+
+    `heads` is the number of tokens times the number of query heads, and `dim` the size of a head.
+
+    pad, split and sdpa store a matrix of scores. flash stores none. fused and mixed store float32 partial results.
+    """
     if backend == "flash":
         return 0
     if backend in ("fused", "mixed"):

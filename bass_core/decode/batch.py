@@ -1,7 +1,8 @@
 """The decoding loop: regular, speculative and BASS (arXiv 2404.15778) decoding are one loop over a batch of rows.
 
 Regular decoding is the loop without a drafter, speculative decoding the loop over batches of one (sequential.py).
-A round is four calls: lengths, propose, verify, commit. It waits for the device once.
+A round is four calls: lengths, propose, verify, commit. It waits for the device once. The rule that judges drafts
+is known before any is drawn: the tree rule if the drafter `branches`, else the chain rule.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class MeasuredCosts:
         return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 
     def _store(self, measured: CostTable) -> None:
-        """Join the new costs with the file, which another process may have extended; doubted costs only fall."""
+        """Join the new costs with the file, which another process may have extended; store them."""
+        # Doubted costs stay if the new ones are higher: the machine was even busier then.
         known = self._read_stored() or self.table
         (rows,) = measured.verify
         table = known or measured

@@ -1,7 +1,7 @@
 """The checks of a request's numbers and names, one function each. None of them runs a model.
 
-A check raises RequestError, with one sentence that names the bad value and the remedy. If a Request stores a value
-in another form, its check returns that form.
+A check raises RequestError, with one sentence that names the bad value and the remedy. A check of a value that a
+Request stores in another form returns that form.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_TREE_DRAFTS = MAX_TREE_TOKENS - 1
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
     """Return the ids that key each row's random numbers; None stands for 0, 1, 2 and so on.
 
-    Equal ids share random numbers. They are refused if the drafter reads other rows' texts: it would see the
-    effect of the random numbers that later judge its drafts.
+    Rows with equal ids share random numbers. Equal ids are refused if the drafter reads other rows' texts: it
+    would see the effect of the random numbers that later judge its drafts.
     """
     if ids is None:
         return list(range(rows))
@@ -90,7 +90,11 @@ def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
 
 
 def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
-    """Return the parameters with bad words as token ids: those of the word alone and of the word after a space."""
+    """Return the parameters with bad words as token ids: those of the word alone and of the word after a space.
+
+    Raises:
+        RequestError: for unknown token ids, or for words as texts without a tokenizer.
+    """
     if not (sampling.bad_words or sampling.logit_bias):
         return sampling
     words: list[tuple[int, ...]] = []
@@ -129,7 +133,11 @@ def drafts_of(tree: Seq[int]) -> int:
 def check_tree(
     tree: Seq[int] | None, drafter: str | Drafter, kind: DrafterKind, draft_length: DraftLength
 ) -> tuple[int, ...] | None:
-    """Return the shape of the trees, or None for none; refuses a draft length next to a tree."""
+    """Return the shape of the trees, or None for none.
+
+    Raises:
+        RequestError: for a bad shape, a drafter that can't make trees, or if a draft length is given as well.
+    """
     if tree is None:
         return None
     shape = tuple(tree) if isinstance(tree, list | tuple) else ()

@@ -95,7 +95,11 @@ DEFAULT_METHOD = "bass"
 
 
 def register(method: Method) -> None:
-    """Add a method to the table; raises ValueError if the name is taken."""
+    """Add a method to the table.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
     if method.name in METHODS:
         raise ValueError(f'A method "{method.name}" is registered already: choose another name.')
     METHODS[method.name] = method
@@ -107,14 +111,22 @@ def unregister(name: str) -> None:
 
 
 def find_method(name: object) -> Method:
-    """Return the method of that name; raises RequestError if it is not in the table."""
+    """Return the method of that name.
+
+    Raises:
+        RequestError: if the name is not in the table.
+    """
     if not isinstance(name, str) or name not in METHODS:
         raise RequestError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
     return METHODS[name]
 
 
 def find_methods(names: object) -> list[Method]:
-    """Return the methods of a list of different names; raises RequestError for any other value."""
+    """Return the methods of a list of different names.
+
+    Raises:
+        RequestError: for any other value.
+    """
     message = f"lanes must name different methods out of {', '.join(METHODS)}; got {names!r}."
     if not isinstance(names, list | tuple) or not names:
         raise RequestError(message)
@@ -132,7 +144,11 @@ def policy_rows(request: Request, method: Method) -> int:
 
 
 def check_method(method: Method, pair: ModelPair, request: Request) -> None:
-    """Raise RequestError if the method can't answer the request."""
+    """Check that the method can answer the request.
+
+    Raises:
+        RequestError: if it can't.
+    """
     if method.check is not None:
         method.check(pair, request)
     if method.drafts:
@@ -152,7 +168,12 @@ def check_method(method: Method, pair: ModelPair, request: Request) -> None:
 
 
 def _check_noise(request: Request) -> None:
-    """Refuse equal ids if a method drafts and a row's draft lengths depend on what other rows accepted."""
+    """Refuse equal ids if a method drafts and a row's draft lengths depend on what other rows accepted.
+
+    Rows with equal ids share random numbers: the row that is ahead would determine the other row's draft length,
+    using the same random numbers that later judge that row's drafts. Greedy text uses no random numbers, and
+    coupled text doesn't depend on lengths.
+    """
     ids, draft_length = request.sequence_ids, request.draft_length
     independent = (
         request.tree is not None

@@ -232,7 +232,11 @@ def _pad_last(states: Tensor, size: int) -> Tensor:
 def _mask_window(
     *args: Any, config: Any = None, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any
 ) -> Window | None:
-    """Implement transformers' mask interface: return the window or chunks; None for plain causal attention."""
+    """Implement transformers' mask interface: return the window or chunks, or None for plain causal attention.
+
+    Raises:
+        PairError: if the mask is neither plain causal nor causal within a sliding window or chunks.
+    """
     if use_vmap or "allow_is_bidirectional_skip" in kwargs:
         kind = getattr(config, "model_type", "its type")
         raise unsupported(kind, "it needs masks that are not causal, or not for each text alike")
@@ -296,7 +300,11 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Choose our kernel and flash-attn together if both can run, else the one that can run, else torch."""
+    """Choose our kernel and flash-attn together if both can run, else the one that can run, else torch.
+
+    A T4 (compute capability 7.5) also uses torch. There, torch's half-precision kernels use the tensor cores, and
+    ours would not (according to the code that Triton emits; not measured).
+    """
     if not is_accelerator(device):
         return "sdpa"
     flash = dtype is not None and why_backend_unavailable("flash", device, dtype) is None

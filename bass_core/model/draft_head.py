@@ -145,7 +145,11 @@ class DraftHead(nn.Module):
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
-        """Share the target's embedding table, on its device and in its form; raises PairError if it has none."""
+        """Share the target's embedding table, on its current device and in its current form.
+
+        Raises:
+            PairError: if the target has no plain embedding or output layer.
+        """
         ends = target.get_input_embeddings(), target.get_output_embeddings()
         if any(weight_or_none(module) is None for module in ends):
             raise PairError(

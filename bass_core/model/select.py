@@ -52,7 +52,11 @@ def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None =
 
 
 def _body(head: DraftHead) -> PreTrainedModel:
-    """Return a head's body: a copy in int8 if our CPU kernels run it, else the body itself."""
+    """Return a head's body: a copy in int8 if our CPU kernels run it, else the body itself.
+
+    A draft spends most of its time on reading the head's weights, and int8 doesn't reduce acceptance
+    (docs/figures.md, "Precisions").
+    """
     body: PreTrainedModel = head.body
     if not is_accelerator(body.device) and _class_of(body)[0] is not CausalModel:
         body = copy.deepcopy(body)
@@ -74,14 +78,21 @@ def _fastest(model: PreTrainedModel) -> CausalModel:
 
 
 def trial(model: PreTrainedModel, selected: CausalModel) -> bool:
-    """Whether our forward gives the logits of the model's own code; raises PairError if that code fails."""
+    """Return whether our forward gives the same logits as the model's own code.
+
+    Raises:
+        PairError: if the model's own code fails.
+    """
     expected = probe.expect(shadow_of(model), type(model).__name__, context_of(model.config))
     # Our forwards know no windows, so they would not drop the tokens that transformers' cache drops.
     return expected is None or (not expected.slides and probe.agrees(selected, expected))
 
 
 def _class_of(model: PreTrainedModel) -> tuple[type[CausalModel], str | None]:
-    """Return the class that the model's modules and device allow, and the reason for CausalModel, if any."""
+    """Return the class that the model's modules and device allow.
+
+    The second value is the reason for CausalModel, or None if there is nothing to report.
+    """
     if is_split(model):
         return CausalModel, None
     if not is_accelerator(model.device):

