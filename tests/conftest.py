@@ -12,13 +12,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import tested
 from tests.support.seconds import Seconds, long_tests
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
 
 os.environ["TRITON_INTERPRET"] = "1"
 # Measured costs, and so draft lengths, depend on the machine. If no costs are measured, "auto" is Algorithm 1.
@@ -107,3 +111,18 @@ def browser_executable() -> str:
             pytest.fail(missing)
         pytest.skip(missing)
     return browser
+
+
+@pytest.fixture(scope="session")
+def context(browser_executable: str) -> Iterator[BrowserContext]:
+    """One browser context for all tests, so that the page's files are fetched once; a process can have only one."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.ui.browser import FLAGS, PATIENCE_MS
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
+        context.set_default_timeout(PATIENCE_MS)
+        yield context
+        browser.close()

@@ -21,7 +21,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.source import PairOptions, Service
 
-from ..ui.conftest import context, pair_folders  # noqa: F401
+from ..ui.conftest import pair_folders  # noqa: F401
 
 # Ray reads these variables when it is first imported. The tests' clusters need a token, as in the program.
 os.environ.setdefault("RAY_AUTH_MODE", "token")

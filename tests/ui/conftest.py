@@ -12,12 +12,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Request
 
 from bass_core import ModelPair
 from tests.support.page import HOSTILE, hosted, load_saved, pair_options, save_tiny_pair, serving
 
-from .browser import FLAGS, PATIENCE_MS, open_page, reset
+from .browser import open_page, reset
 
 
 @pytest.fixture
@@ -44,17 +44,6 @@ def server(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
     with serving(log, *pair_options(pair_folders)) as (address, _):
         yield address
-
-
-@pytest.fixture(scope="session")
-def context(browser_executable: str) -> Iterator[BrowserContext]:
-    """One browser context for all tests, so that the page's files are fetched once."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
-        context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
-        context.set_default_timeout(PATIENCE_MS)
-        yield context
-        browser.close()
 
 
 @pytest.fixture(scope="session")
