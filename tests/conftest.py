@@ -115,7 +115,7 @@ def browser_executable() -> str:
 
 @pytest.fixture(scope="session")
 def context(browser_executable: str) -> Iterator[BrowserContext]:
-    """One browser context for all tests, so that the page's files are fetched once; a process can have only one."""
+    """One browser context, so that the page's files are fetched once; a process can have only one."""
     from playwright.sync_api import sync_playwright
 
     from tests.ui.browser import FLAGS, PATIENCE_MS
