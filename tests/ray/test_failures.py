@@ -8,10 +8,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ui.sources.cluster import pool
 from ui.sources.cluster.races import LOST
 from ui.sources.source import Service, WorkerLost
 
-from .conftest import finishes, race_request, until, workers
+from .conftest import PATIENCE_S, finishes, race_request, until, workers
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,8 @@ def test_a_worker_that_dies_gives_a_one_sentence_error_and_is_replaced(service: 
     assert len(names) == 2
 
 
-def test_workers_that_die_without_a_race_are_replaced(service: Service) -> None:
+def test_workers_that_die_without_a_race_are_replaced(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "BACK_S", PATIENCE_S)  # other tests keep the cores busy
     for worker in workers():
         worker.kill()
     assert finishes(service)
