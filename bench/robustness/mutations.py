@@ -46,7 +46,7 @@ _ENUMERATED = "tests/conformance/test_enumeration.py::test_"
 _UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
 _BLOCK = "tests/bass_core/verify/test_block.py::test_"
 _FED = "tests/bass_core/draft/test_tree.py::test_"
-_OVERLAPPED = "tests/bass_core/decode/amusd/test_"
+_AMUSD = "tests/bass_core/decode/amusd/test_"
 _CORE = "tests/bass_core/"
 # Test cases in which torch verifies the drafts, not the CPU kernels.
 _REFERENCE = ["tests/kernels/cpu/test_verification.py::test_decisions_equal_the_reference"]
@@ -56,8 +56,8 @@ _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejec
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_a_text_ends_at_any_place_of_a_round"]
 _LATE = [
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
-    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
+    _AMUSD + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
+    _AMUSD + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
 ]
 _MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
 _TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
@@ -159,11 +159,11 @@ MUTANTS = [
            "broadcast_tensors(0 * sequence_ids,", [_CORE + "sample/test_noise.py::test_words_equal_philox"]),
     Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/amusd/session.py",
            "if read[: len(now)] == now:", "if len(now) <= len(read):",
-           [_OVERLAPPED + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
+           [_AMUSD + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
     Mutant("AMUSD: the draft's cache keeps a refused token", "bass_core/draft/model.py",
            "self.runner.commit(row, min(self.runner.lengths[row], length))",
            "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-           [_OVERLAPPED + "session.py::test_after_a_rejection_the_drafts_follow_the_new_text"]),
+           [_AMUSD + "session.py::test_after_a_rejection_the_drafts_follow_the_new_text"]),
     Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/amusd/session.py",
            "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
            [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[amusd-other-1.0-0-1.0]"]),
@@ -326,7 +326,7 @@ MUTANTS = [
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
     Mutant("AMUSD: an unlikely draft is not verified", "bass_core/draft/registry.py",
            "if not chance * max_prob >= AHEAD_CONFIDENCE:", "if not chance * token_prob >= AHEAD_CONFIDENCE:",
-           [_OVERLAPPED + "session.py::test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there"]),
+           [_AMUSD + "session.py::test_whether_a_draft_is_verified_never_depends_on_the_token_drawn_there"]),
     Mutant("AMUSD: an unlikely late draft is not verified", "bass_core/decode/amusd/decoder.py",
            "count + (len(self._ahead[row.index]) > count and row.remaining > count)",
            "count + (len(own := self._ahead[row.index]) > count and row.remaining > count "
