@@ -147,7 +147,7 @@ class Drafter(Protocol):
         source: a name for the drafter, for display.
         report_probs: set this if greedy proposals should report the drafts' probabilities
             (`Proposal.greedy_probs`).
-        is_user_object: whether it is a user's object, whose proposals are checked (`check_proposal`).
+        is_user_object: whether its class is a user's, so that its proposals are checked (`check_proposal`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
@@ -171,6 +171,10 @@ class Drafter(Protocol):
     branches: bool = False
     calls: int = 0
     drafted: int = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.is_user_object = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         """Begin with these rows. Return the prefill of the draft model if there is one."""
