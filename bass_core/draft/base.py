@@ -26,7 +26,7 @@ from ..model.prefill import PrefillSteps
 from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, dense
 from ..sample.noise import NoiseKeys
-from ..sample.rows import RaggedRows, copied, padded, pick
+from ..sample.rows import RaggedRows, padded, pick
 from ..sequence import Sequence, WindowWork
 from ..verify.detail import Drafts
 from ..verify.judge import Judge
@@ -286,33 +286,6 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
             setattr(wrapped, name, partial(default, None) if callable(default) else default)
     checked: Drafter = wrapped
     return checked
-
-
-class GreedyProbs:
-    """Collects the logits of greedy drafts to compute their probabilities later, but only if `wanted`."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
-        self._steps: list[tuple[Tensor, Tensor]] = []
-
-    def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Store copies of logits [B, V], which the next forward may overwrite, and of the drafts' columns [B]."""
-        if self.wanted:
-            self._steps.append((copied(logits), drafts))
-
-    def getter(self, width: int) -> Callable[[], list[list[float | None]]] | None:
-        """Return the value of `Proposal.greedy_probs` for the first `width` drafts."""
-        steps = self._steps[:width]
-        return (lambda: _greedy_probs(steps)) if steps else None
-
-
-def _greedy_probs(steps: list[tuple[Tensor, Tensor]]) -> list[list[float | None]]:
-    columns = [
-        (logits.float().gather(1, drafts[:, None]) - logits.float().logsumexp(-1, keepdim=True)).exp()
-        for logits, drafts in steps
-    ]
-    rows: list[list[float | None]] = to_host(torch.cat(columns, dim=1)).tolist()
-    return rows
 
 
 def listed(probs: Tensor, counts: list[int]) -> list[list[float | None]]:
