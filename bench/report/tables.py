@@ -302,13 +302,13 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "simulate-h200": _table(
         "simulate-window",
-        "batch | what | measured ms = ms, measured | predicted ms = ms, predicted | error",
+        "batch | what | measured ms = ms, measured | predicted ms = ms, predicted | error, %",
         lambda row: row["section"] == "h200",
     ),
     "pairs": _table(
         "simulate-window",
         "hardware = GPU | memory GB = its GB | pair | needs GB | regular tokens/s, batch 1 | "
-        "batch 1, a = 0.6 | batch 1, a = 0.8 | batch 8, a = 0.6 | batch 8, a = 0.8",
+        "batch 1, a 0.6 | batch 1, a 0.8 | batch 8, a 0.6 | batch 8, a 0.8",
         lambda row: row["section"] == "pairs",
     ),
     "simulate-validation": _table(

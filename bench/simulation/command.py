@@ -26,7 +26,7 @@ from . import checks, pairs, stored, sweeps, validation
 SECTIONS = {
     "checks": "The simulation against exact values",
     "validation": "Measured on this machine, and predicted without the held-out batch and length",
-    "h200": "Measured on an H200 (stored in bench/results), and predicted; error: predicted / measured - 1",
+    "h200": "Measured on an H200 (stored in bench/results), and predicted",
     "hardware": "Datasheet numbers, none measured here",
     "batch": "Predicted: the 7.8B and 310M shapes on one GPU",
     "crossover": "Predicted: the batch at which a policy becomes slower than regular decoding; n/a: none up to 64",

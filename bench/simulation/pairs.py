@@ -70,6 +70,6 @@ def fitting(arguments: Namespace, assumed: Assumptions) -> list[Row]:
                 row |= {f"regular tokens/s, batch {rows}": 1000 * rows / costs.verify_ms(rows, rows)}
                 for rate in ACCEPTANCES:
                     length = best_fixed(costs, rate, rows)
-                    row[f"batch {rows}, a = {rate}"] = speed_up(costs, rate, rows, length)
+                    row[f"batch {rows}, a {rate}"] = speed_up(costs, rate, rows, length)
             results.append(row)
     return results

@@ -52,5 +52,5 @@ def compared(assumed: Assumptions) -> list[Row]:
 def _row(batch: int, what: str, measured: float, predicted: float) -> Row:
     return {
         "kind": "measured and predicted", "section": "h200", "batch": batch, "what": what,
-        "measured ms": measured, "predicted ms": predicted, "error": predicted / measured - 1,
+        "measured ms": measured, "predicted ms": predicted, "error, %": round(100 * (predicted / measured - 1), 1),
     }  # fmt: skip

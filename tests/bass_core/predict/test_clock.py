@@ -305,11 +305,11 @@ def test_predictions_fit_the_rounds_that_were_measured_on_an_h200() -> None:
 
     Only rounds of the cost-aware policy, whose rows draft different lengths, are further off: up to 26 %.
     """
-    bounds = {"kernels of a regular step": 0.09, "round, regular": 0.03, "round, bass, cost-aware": 0.26}
+    bounds = {"kernels of a regular step": 9, "round, regular": 3, "round, bass, cost-aware": 26}
     rows = compared(Assumptions())
     assert len(rows) == 15
     for row in rows:
-        assert abs(row["error"]) < bounds.get(row["what"], 0.12), row
+        assert abs(row["error, %"]) < bounds.get(row["what"], 12), row
 
 
 def test_large_weights_take_more_kernels_and_no_graphs_take_the_hosts_time() -> None:
