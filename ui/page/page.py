@@ -126,7 +126,7 @@ def build(
                     if preparing is not None:
                         _early(preparing)
                     if advice is not None:
-                        assets.part(f'<p class="pair-advice">{advice}</p>', "")
+                        assets.part(f'<p class="part-about pair-advice">{advice}</p>', "")
                 with gr.Column(elem_id="results", min_width=280):
                     viewed = viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
