@@ -22,7 +22,7 @@ BYTES = 2  # bytes per bfloat16 number
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model's numbers.
 
     Attributes:
@@ -89,11 +89,11 @@ _FUSED = (1, 1, 3, 1)
 
 
 def _torch_kernels(sizes: tuple[float, float, float, float]) -> int:
-    """Return Shape.torch_kernels for these bytes of a layer's four products."""
+    """Return ModelShape.torch_kernels for these bytes of a layer's four products."""
     return sum(fused for fused, size in zip(_FUSED, sizes, strict=True) if size > LARGEST_WEIGHT)
 
 
-def shape_of(name: str, config: LlamaConfig) -> Shape:
+def shape_of(name: str, config: LlamaConfig) -> ModelShape:
     """Return the shape of a Llama config, counted on an empty model."""
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
@@ -102,7 +102,7 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
     heads, dim = config.num_key_value_heads, config.head_dim
     assert heads is not None and dim is not None
     kv = 2 * config.num_hidden_layers * heads * dim * BYTES
-    return Shape(
+    return ModelShape(
         name,
         model_cost(model, kv),
         sum(weight.numel() for weight in model.parameters()),
@@ -121,12 +121,12 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
 
 
 @cache
-def shape(name: str) -> Shape:
+def shape(name: str) -> ModelShape:
     """Return the shape of a model in MODELS."""
     return shape_of(name, llama(*MODELS[name]))
 
 
-def shapes(target: str) -> tuple[Shape, Shape]:
+def shapes(target: str) -> tuple[ModelShape, ModelShape]:
     """Return the shapes of a target in PAIRS and of its draft."""
     return shape(target), shape(PAIRS[target])
 
@@ -154,7 +154,7 @@ class ModelSize:
     kv_bytes: int | None = None
     name: str | None = None
 
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         """Return the shape for these numbers."""
         layers = self.layers or max(1, round((self.parameters / (12 * _RATIO**2)) ** (1 / 3)))
         hidden = round((self.parameters / (12 * layers)) ** 0.5)
@@ -164,4 +164,4 @@ class ModelSize:
         name = self.name or (f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M")
         square = self.bytes_per_weight * hidden**2
         kernels = _torch_kernels((1.5 * square, square, 19 / 3 * square, 19 / 6 * square))
-        return Shape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight, kernels)
+        return ModelShape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight, kernels)

@@ -14,7 +14,7 @@ from bass_core.model.loading.catalogue import CATALOGUE
 from bass_core.model.loading.choose import ROOM_GB
 from bass_core.predict.hardware import HARDWARE, Assumptions, Hardware
 from bass_core.predict.roofline import Roofline
-from bass_core.predict.shapes import BYTES, Shape, llama, shape_of
+from bass_core.predict.shapes import BYTES, ModelShape, llama, shape_of
 
 from ..report.report import Row
 from .sweeps import best_fixed, speed_up
@@ -40,7 +40,7 @@ SHAPES = {
 ACCEPTANCES, BATCHES = (0.6, 0.8), (1, 8)
 
 
-def shapes_of(name: str) -> tuple[Shape, Shape]:
+def shapes_of(name: str) -> tuple[ModelShape, ModelShape]:
     """Return the shapes of a pair's target and of its EAGLE-3 head."""
     vocab, hidden, mlp, layers, heads, dim, tied, head_dim, table = SHAPES[name]
     config = llama(vocab, hidden, mlp, layers, heads, 8, tied)
