@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ..weights.placement import home_device, is_split
 from ..weights.shape import SIXTEEN_BIT
 from .choose import AUTO, DEFAULT, Choice, choose
 from .eagle import is_eagle, load_eagle
+from .entry import CatalogueEntry
 from .quantized import QUANTISED, check_quantised, quantise
 from .sources import Source, cached, load_model, load_tokenizer, local_folder, locate
 from .weights import ensure_smollm2, smollm2_gguf
@@ -43,34 +43,6 @@ REPOSITORY = _PACKAGE if (_PACKAGE / "drafts").is_dir() else _TREE
 # Device maps that accelerate computes itself.
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class CatalogueEntry:
-    """A pair that can be loaded by name.
-
-    Attributes:
-        target: a Hub id or a folder.
-        draft: a Hub id, a folder, or `drafts/NAME` for a folder in this repository; None for no draft.
-        drafter: the pair's `default_drafter`.
-        note: one line for the user.
-        tested: whether this project has run the pair.
-        prepare: returns the target's folder, and makes it first if needed; only for a target that we convert.
-        gguf: returns the GGUF file that the target was converted from; int4 uses the file's quantised blocks as
-            they are.
-        gigabytes: the size of the pair's weights on the Hub, for pairs that "auto" may choose; else 0.
-    """
-
-    name: str
-    target: str
-    draft: str | None = None
-    drafter: str = "auto"
-    dtype: str = "auto"
-    note: str = ""
-    tested: bool = False
-    prepare: Callable[[], Path] | None = None
-    gguf: Callable[[], Path] | None = None
-    gigabytes: float = 0.0
 
 
 _ENTRIES = (

@@ -6,17 +6,15 @@ A 135M model is too small for a GPU: its steps are chains of short kernels, to w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from kernels.support import is_accelerator, on_zero_gpu
 
 from ...machine.memory import available_bytes
+from .entry import CatalogueEntry
 from .sources import cached, weight_bytes
-
-if TYPE_CHECKING:
-    from .catalogue import CatalogueEntry
 
 AUTO, DEFAULT = "auto", "smollm2"
 # Gigabytes besides the weights: three lanes' caches, captured graphs and torch's own.
