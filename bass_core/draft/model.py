@@ -100,8 +100,7 @@ class ModelDrafter(Drafter):
         if not self.params.greedy and compiled(logits):
             full = torch.empty(length, *logits.shape, dtype=torch.float32)
         for step in range(length):
-            if self.params.shapes:
-                logits = shaped_next(logits, self.params, rows, drawn)
+            logits = shaped_next(logits, self.params, rows, drawn)
             out = None if full is None else full[step]
             token, prob = draw_draft(logits, self.params, keys, step, self.role, out)
             greedy_probs.keep(logits, token)
