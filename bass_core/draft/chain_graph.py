@@ -8,7 +8,7 @@ which costs no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -22,12 +22,11 @@ from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import GraphRunner
 from ..model.static_step import RoundInputs
-from ..sample.distribution import argmax, probabilities
-from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
 from .base import Proposal, listed
+from .chain import ChainSampler, Level, Levels
 from .tree import TreePlanner
 from .tree_graph import full_tree, grow, proposal_of, spread
 
@@ -95,12 +94,11 @@ class ChainInput(NamedTuple):
             1, self.starts[:, None] + torch.arange(self.tokens.shape[1], device=text.device), self.tokens
         )
 
-    def feed(self, x: Tensor, level: int) -> ForwardOutput:
-        """Feed the drafts of a level, ids [R, n] or embeddings [R, n, hidden]."""
+    def feed(self, x: Tensor, level: Level, depth: int) -> ForwardOutput:
+        """Feed a level (Feed in chain.py)."""
         if self.tree is None or self.sees is None:
-            return self.forward(x, self.ends + level)
-        tree = self.tree.level(level, len(x), self.sees)
-        return self.forward(x, self.ends + self.tree.firsts[level], tree)
+            return self.forward(x, self.ends + depth)
+        return self.forward(x, self.ends + self.tree.firsts[depth], self.tree.level(depth, len(x), self.sees))
 
     def newest(self, values: Tensor) -> Tensor:
         """Return the values [R, ...] of each row's last unread token, of values [R, W, ...]."""
@@ -131,8 +129,8 @@ class ChainModel(Protocol):
         """The tensors that its graphs have to keep alive."""
         ...
 
-    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
-        """Yield the logits [R, n, V'] after the unread tokens, and after each level int64 [R, n] that is sent."""
+    def logits(self, unread: ChainInput) -> Levels:
+        """Feed the unread tokens and yield logits [R, W, V']."""
         ...
 
 
@@ -306,23 +304,15 @@ class _Graph(NamedTuple):
         return chain
 
     def _draw(self, unread: ChainInput, keys: NoiseKeys, probs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        streams, vocabulary = keys.stream(self.role), self.model.vocabulary
-        tokens, chances = list[Tensor](), list[Tensor]()
+        vocabulary, tokens, chances = self.model.vocabulary, list[Tensor](), list[Tensor]()
         if probs is not None and vocabulary is not None:
             probs.zero_()
-        steps = self.model.logits(unread)
-        logits = next(steps)[:, 0]
-        for level in range(self.levels):
-            if level:
-                logits = steps.send(tokens[-1][:, None])[:, 0]
-            if probs is None:
-                column = argmax(logits)
-                if self.reports:
-                    chances.append(logits.float().softmax(-1).gather(1, column[:, None])[:, 0])
-            else:
-                q = probabilities(logits, self.params)
-                column = draw(q, keys.seed, keys.sequence_ids, keys.positions + level, streams, vocabulary)
-                spread(q, vocabulary, probs[:, level])
-            tokens.append(column if vocabulary is None else vocabulary[column])
+        levels, chains = self.model.logits(unread), ChainSampler(self.params, self.role, self.size, vocabulary)
+        for i, step in enumerate(chains.steps(levels, next(levels), self.levels, keys)):
+            tokens.append(step.tokens)
+            if step.q is not None and probs is not None:
+                spread(step.q, vocabulary, probs[:, i])
+            elif self.reports:
+                chances.append(step.chances)
         drafts = torch.stack(tokens, 1) if tokens else unread.tokens[:, :0]
-        return drafts, torch.stack(chances, 1) if chances else None
+        return drafts, torch.cat(chances, 1) if chances else None

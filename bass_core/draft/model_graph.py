@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
+from .chain import Levels
 from .chain_graph import ChainGraphs, ChainInput, GraphChains
 from .model import ModelDrafter
 
@@ -98,16 +97,16 @@ class _Model:
     def tensors(self) -> list[Tensor]:
         return list(self._constants.values())
 
-    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
-        text, ends, level = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
+    def logits(self, unread: ChainInput) -> Levels:
+        text, ends, depth = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
         if text is not None:
             unread.write(text)
         logits = unread.newest(unread.forward(unread.tokens, unread.starts).logits)[:, None]
         while True:
             if self._shaper is not None:
                 no_drafts = ends.new_zeros(len(ends), 0)
-                logits = self._shaper.apply(logits, text, ends + level, unread.prompts, no_drafts)
-            drafts = yield logits
+                logits = self._shaper.apply(logits, text, ends + depth, unread.prompts, no_drafts)
+            level = yield logits
             if text is not None:
-                text.scatter_(1, (ends + level)[:, None], drafts)
-            logits, level = unread.feed(drafts, level).logits, level + 1
+                text.scatter_(1, (ends + depth)[:, None], level.tokens)
+            logits, depth = unread.feed(level.tokens, level, depth).logits, depth + 1

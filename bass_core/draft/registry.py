@@ -27,11 +27,10 @@ from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, wrap_user_drafter
 from .head.ahead import AheadFeed, AheadHeadDrafter
-from .head.captured import CapturedHeadDrafter, CapturedTreeDrafter
+from .head.captured import CapturedHeadDrafter
 from .head.chain import HeadDrafter
 from .head.compiled import CompiledHeadDrafter
 from .head.feed import CompiledFeed, HeadFeed
-from .head.trees import HeadTreeDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
 from .model_graph import CapturedModelDrafter
@@ -42,7 +41,7 @@ from .window import WINDOW, WindowChain, WindowDrafter
 # accepted more often than a copy.
 CASCADE_MATCH = 3
 # A draft head stops once its drafts are less likely than this. The limit is low because one more token in a
-# verification costs little; HEADROOM in head/chain.py accounts for the head's own forwards.
+# verification costs little; HEADROOM in chain.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
 # The same limit for AMUSD. It is higher because drafts after an unlikely draft are usually discarded.
 AHEAD_CONFIDENCE = 0.2
@@ -159,12 +158,10 @@ def head_drafter(
     feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and runner.captures
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
-    if tree is not None:
-        trees = TreePlanner(tree, params, verification.draft_role, size)
-        trees_class = CapturedTreeDrafter if in_graphs else HeadTreeDrafter
-        return trees_class(feed, size, params, verification, trees=trees)
+    trees = None if tree is None else TreePlanner(tree, params, verification.draft_role, size)
     confidence = 0.0 if is_accelerator(runner.device) else confidence
-    return (CapturedHeadDrafter if in_graphs else chains)(feed, size, params, verification, confidence)
+    drafter = CapturedHeadDrafter if in_graphs else chains
+    return drafter(feed, size, params, verification, confidence, trees)
 
 
 @dataclass(frozen=True)

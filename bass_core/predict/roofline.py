@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from kernels.plan import SINKS
 
 from .hardware import Assumptions, Hardware
-from .shapes import Shape
+from .shapes import ModelShape
 
 # A window begins at the start of a block of 64 tokens, so on average it is half a block longer than asked for.
 _HALF_BLOCK = 32
@@ -34,8 +34,8 @@ class Roofline:
     """Predicted RoundCosts of a pair on `gpus` GPUs, in milliseconds, if rows have `context` tokens on average."""
 
     hardware: Hardware
-    target: Shape
-    draft: Shape | None
+    target: ModelShape
+    draft: ModelShape | None
     context: float
     gpus: int = 1
     assumed: Assumptions = field(default_factory=Assumptions)
@@ -62,7 +62,7 @@ class Roofline:
         draft = self.draft
         return min(self.step_ms(draft, rows, tokens, gpus) for gpus in {1, self.gpus}) if draft else 0.0
 
-    def step_ms(self, model: Shape, rows: int, tokens: float, gpus: int) -> float:
+    def step_ms(self, model: ModelShape, rows: int, tokens: float, gpus: int) -> float:
         """Return the time of one forward, by the formulas in the module docstring."""
         cost, assumed = model.cost, self.assumed
         bandwidth = assumed.bandwidth * self.hardware.bandwidth * 1e9
@@ -76,7 +76,7 @@ class Roofline:
         fixed = model.layers * (assumed.layer_us if tokens <= 1 else assumed.wide_layer_us) * 1e-6
         return 1000 * (products + attention + fixed + self._reduce(model, tokens, gpus))
 
-    def _reduce(self, model: Shape, tokens: float, gpus: int) -> float:
+    def _reduce(self, model: ModelShape, tokens: float, gpus: int) -> float:
         """Return the seconds of a forward's all-reduces."""
         if gpus == 1:
             return 0.0

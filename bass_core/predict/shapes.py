@@ -20,7 +20,7 @@ BYTES = 2  # bytes per bfloat16 number
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model's numbers.
 
     Attributes:
@@ -78,7 +78,7 @@ MODELS = {
 PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
 
 
-def shape_of(name: str, config: LlamaConfig) -> Shape:
+def shape_of(name: str, config: LlamaConfig) -> ModelShape:
     """Return the shape of a Llama config, counted on an empty model."""
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
@@ -87,7 +87,7 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
     heads, dim = config.num_key_value_heads, config.head_dim
     assert heads is not None and dim is not None
     kv = 2 * config.num_hidden_layers * heads * dim * BYTES
-    return Shape(
+    return ModelShape(
         name,
         model_cost(model, kv),
         sum(weight.numel() for weight in model.parameters()),
@@ -98,12 +98,12 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
 
 
 @cache
-def shape(name: str) -> Shape:
+def shape(name: str) -> ModelShape:
     """Return the shape of a model in MODELS."""
     return shape_of(name, llama(*MODELS[name]))
 
 
-def shapes(target: str) -> tuple[Shape, Shape]:
+def shapes(target: str) -> tuple[ModelShape, ModelShape]:
     """Return the shapes of a target in PAIRS and of its draft."""
     return shape(target), shape(PAIRS[target])
 
@@ -130,7 +130,7 @@ class ModelSize:
     kv_bytes: int | None = None
     name: str | None = None
 
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         """Return the shape for these numbers."""
         layers = self.layers or max(1, round((self.parameters / (12 * _RATIO**2)) ** (1 / 3)))
         hidden = round((self.parameters / (12 * layers)) ** 0.5)
@@ -138,4 +138,4 @@ class ModelSize:
         count = round(self.parameters)
         cost = ModelCost(count, round(count * self.bytes_per_weight), kv, 4 * layers * hidden)
         name = self.name or (f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M")
-        return Shape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight)
+        return ModelShape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight)

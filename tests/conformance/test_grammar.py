@@ -17,8 +17,8 @@ from bass_core.length.policies import FixedLength, RecordedLengths
 from tests.support.models import slow_but, small_window
 
 from .enumerated import Enumeration, Scene, Table, distance, enumerate_scene
+from .test_amusd import SCHEDULES, Overlapped
 from .test_enumeration import CHEAP, DRAFTERS, Q3, RULES, TREES, _model
-from .test_overlapped import SCHEDULES, Overlapped
 
 # Token 3 occurs only at the end of a prompt.
 P: Table = ((0.2, 0.3, 0.5), (0.15, 0.4, 0.45), (0.6, 0.3, 0.1), (0.7, 0.2, 0.1))
@@ -33,7 +33,7 @@ TOLERANCE = 1e-15
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windowed drafts see few tokens, and let the head stop after an unlikely draft too."""
     small_window(monkeypatch, sinks=1, unit=1, window=1)
-    monkeypatch.setattr("bass_core.draft.head.chain.HEADROOM", 1.0)
+    monkeypatch.setattr("bass_core.draft.chain.HEADROOM", 1.0)
 
 
 def check_law(scene: Scene, patch: pytest.MonkeyPatch) -> Enumeration:

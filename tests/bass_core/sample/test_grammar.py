@@ -114,9 +114,7 @@ def test_coupled_texts_equal_masked_regular_decoding(method: str) -> None:
 
 
 def test_forced_tokens_are_drafted_and_verified() -> None:
-    options = Options(
-        max_new_tokens=40, eos_token_id=EOS, json_schema=SCHEMA, draft_length=8, inspect=True
-    )
+    options = Options(max_new_tokens=40, eos_token_id=EOS, json_schema=SCHEMA, draft_length=8, inspect=True)
     rows = [row for round_ in stream(PAIR, "x", options=options) for row in round_.rows if row.detail]
     forced = [row for row in rows if row.detail and set(row.detail.sources) == {"grammar"}]
     assert forced and all(row.accepted == len(row.drafted) for row in forced)
