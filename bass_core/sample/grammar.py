@@ -101,8 +101,8 @@ class Matcher:
     def masks(self, drafts: Seq[int], parents: Seq[int] | None = None) -> list[Bits | None]:
         """Return the mask of the next token, and of the token after each draft.
 
-        A mask has one bit per token id, 1 if it is allowed. It is None after a forbidden draft and after the end of
-        the text, where no token is written.
+        A mask has one bit per token id, 1 if it is allowed. It is None after a forbidden draft, and after the end
+        of the text, where no token is written.
 
         Args:
             parents: the draft that each draft follows, -1 for the text; None for a chain.

@@ -114,19 +114,19 @@ def test_coupled_texts_equal_masked_regular_decoding(method: str) -> None:
 
 
 def test_forced_tokens_are_drafted_and_verified() -> None:
-    options = Options(max_new_tokens=40, eos_token_id=EOS, json_schema=SCHEMA, draft_length=8, inspect=True)
-    rows = [row for round_ in stream(PAIR, "x", options=options) for row in round_.rows if row.detail]
-    forced = [row for row in rows if row.detail and set(row.detail.sources) == {"grammar"}]
-    assert forced and all(row.accepted == len(row.drafted) for row in forced)
-    assert max(len(row.drafted) for row in forced) > 2, "a key is one draft of several tokens"
+    regex = "(yes|no), certainly"
+    options = Options(max_new_tokens=40, eos_token_id=EOS, regex=regex, draft_length=8, inspect=True)
+    rows = [row for round_ in stream(PAIR, "x", options=options) for row in round_.rows]
+    details = [(row.detail.sources, row.accepted) for row in rows if row.detail]
+    assert (["grammar"] * 8, 8) in details, "eight of the certain tokens, in one round"
 
 
 def test_drafts_leave_a_matcher_as_it_was() -> None:
     """Masks along drafts equal those of a new matcher that reads the same text, also behind forbidden drafts."""
     random.seed(0)
-    for _ in range(4):
+    for _ in range(9):
         ours, text = matcher(REGEX, frozenset({3})), list[int]()
-        while True:
+        while not text or (len(text) < 9 and not ours.write(text[-1])):
             drafts = [random.randrange(5) for _ in range(3)]
             parents = random.choice([[-1, 0, 1], [-1, -1, 0], [-1, 0, -1]])
             paths: list[list[int]] = [[]]
@@ -139,9 +139,6 @@ def test_drafts_leave_a_matcher_as_it_was() -> None:
             (mask,) = ours.masks([])
             assert mask is not None
             text.append(random.choice([token for token in range(3) if int(mask[0]) >> token & 1]))
-            if ours.write(text[-1]):
-                break
-        assert ours.complete
 
 
 REGEX = "(ab?c|ca{1,3}b|b(ca)*)c"
@@ -171,7 +168,7 @@ def test_a_grammar_of_the_empty_text_writes_only_the_end(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({"stop": "name"}, "stop"), ({"max_new_tokens": 4}, "length")], ids=["stop", "length"]
+    ("options", "reason"), [({"stop": "name"}, "stop"), ({"max_new_tokens": 2}, "length")], ids=["stop", "length"]
 )
 def test_a_cut_text_says_that_it_is_incomplete(options: dict[str, Any], reason: str) -> None:
     (row,) = generate(PAIR, "x", json_schema=SCHEMA, eos_token_id=EOS, **options).sequences
@@ -201,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"enum": []}}, "Unsatisfiable schema"),
     ({"regex": "(ab"}, "regex can't be compiled: unclosed group, at character 1 of "),
     ({"regex": 3}, "regex must be a text"),
-    ({"grammar": 'start: "a" b'}, "grammar can't be compiled: line 1, column 12: unknown name"),
+    ({"grammar": 'start: "a" b'}, "grammar can't be compiled: line 1, column 8: unknown name"),
 ]
 
 
@@ -248,4 +245,4 @@ def test_draws_of_a_text_under_a_grammar_follow_it() -> None:
     options = Options(sampling=SamplingParams(1.0), regex="[ab]{6}", verification="rejection", drafter="model")
     (row,) = generate(PAIR, "x", options=options).sequences
     drawn = draws(PAIR, "x", row=0, tokens=row.token_ids[:2], options=options, count=50)
-    assert {entry["text"] for entry in drawn["tokens"] if entry["p"]} == {"a", "b"}
+    assert {entry["text"] for entry in drawn["tokens"] if entry["p"] > 1e-6} == {"a", "b"}
