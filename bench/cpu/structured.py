@@ -55,7 +55,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "8 fields": {"json_schema": _object(_ORDER)},
 }
 PEOPLE = ["a student", "a nurse", "a chess player", "a farmer", "a pilot", "a retired teacher", "a cook", "a poet"]
-TOKENS, CHECKED = 128, 40
+TOKENS, CHECKED = 96, 40
 
 
 def main(argv: list[str]) -> None:

@@ -292,7 +292,7 @@ class Lane {
   /** How the lane ended, in words. Its times are on the axis. */
   summary({ finish_reasons: reasons }) {
     if (!reasons.includes("budget")) return "Finished";
-    const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
+    const done = reasons.filter((reason) => ["eos", "length", "stop", "grammar"].includes(reason)).length;
     return `Finished ${done} of ${reasons.length} within the budget`;
   }
 
