@@ -16,7 +16,9 @@ import { mountGlance } from "bass/race/glance.js";
 import { mountExact } from "bass/race/exact.js";
 
 export let markEqual = null;
-const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
+const REASONS = {
+  eos: "end", stop: "stop string", grammar: "complete", length: "length", budget: "time up", stopped: "stopped", error: "error",
+};
 const VERDICT_MS = 1000;
 const COUNTS = { 2: "Two", 3: "Three", 4: "Four", 5: "Five" };
 const UNANSWERED = "The race has no winner: too few decoders have a speed to compare.";
