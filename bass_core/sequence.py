@@ -161,7 +161,8 @@ class RowDetail:
     Attributes:
         rule: how drafts were judged: "rejection", "block", "tree", "coupled", "greedy" or, under
             `synthetic_acceptance`, "coin".
-        sources: who proposed each draft: "head", "model", "copy", "window" or "drafter".
+        sources: who proposed each draft: "head", "model", "copy", "window", "grammar" (certain) or
+            "drafter".
         own_p: greedy only: each draft's probability under the target at temperature 1.
         own_q: greedy only: each draft's probability under the draft at temperature 1, or None if not known.
         ending: None if the round ended with an accepted draft.
