@@ -91,6 +91,9 @@ def _shared(parser: argparse.ArgumentParser, rows: int) -> None:
         default="auto",
         help="tokens to draft per row and round: auto, cost-aware, bass or a number",
     )
+    add("--json-schema", metavar="FILE", help="write only JSON that fits this schema: a file, or its JSON text")
+    add("--regex", help="write only texts that match this regular expression as a whole")
+    add("--grammar", metavar="FILE", help="write only texts of the grammar in this file, in Lark's syntax")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,6 +156,8 @@ def _generate(options: argparse.Namespace) -> None:
     out = generate(_pair(options), prompt, method=options.method, options=settings)
     answers = [str(sequence.token_ids) if sequence.text is None else sequence.text for sequence in out.sequences]
     _write("\n---\n".join(answers), sys.stdout)
+    if cut := [str(row) for row, sequence in enumerate(out.sequences) if sequence.complete is False]:
+        _write(f"The text of row {', '.join(cut)} is incomplete: raise --max-new-tokens.", sys.stderr)
     ms_per_token, acceptance_rate = out.metrics.ms_per_token, out.metrics.acceptance_rate
     _write(
         f"{_formatted(ms_per_token, '.1f')} ms per token, acceptance rate {_formatted(acceptance_rate, '.2f')}",
@@ -230,11 +235,29 @@ def checked_options(options: argparse.Namespace) -> tuple[str, Options]:
         seed=options.seed,
         # Longer numbers stay strings, because int() raises an error for thousands of digits.
         draft_length=int(draft_length) if draft_length.isdecimal() and len(draft_length) < 9 else draft_length,
+        json_schema=_schema(options.json_schema),
+        regex=options.regex,
+        grammar=None if options.grammar is None else _file("--grammar", options.grammar),
     )
     check_options(checked)
     prompt = _stdin() if options.prompt == "-" else str(options.prompt)
     check_text(prompt)
     return prompt, checked
+
+
+def _schema(given: str | None) -> str | None:
+    """Return the JSON text of a schema, which is given as such or as the name of a file."""
+    return given if given is None or given.lstrip().startswith("{") else _file("--json-schema", given)
+
+
+def _file(option: str, name: str) -> str:
+    from .errors import RequestError
+
+    try:
+        return Path(name).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise RequestError(f"{option} names a file that can't be read ({reason}): {name!r}.") from None
 
 
 def _stdin() -> str:

@@ -23,6 +23,8 @@ from .sample.params import SamplingParams
 Message = Mapping[str, Any]
 # A text, token ids or a conversation (a list of messages); or a list with one of these per row.
 Prompt = str | Seq[int] | Seq[Message] | Seq[str | Seq[int] | Seq[Message]]
+# A JSON schema: a dictionary, a JSON text, or a pydantic model.
+Schema = Mapping[str, Any] | str | type
 # Default draft_length of generate, stream, race and the page.
 DEFAULT_DRAFT_LENGTH = AUTO
 
@@ -54,6 +56,12 @@ class Options:
         eos_token_id: the id or ids that end a text; None for no such id, "auto" for the model's own.
         stop: a string or several, none empty; a text ends just before the first one that appears in it.
             `token_ids` includes the token that completed it. Needs a tokenizer. None for no such string.
+        json_schema: write only JSON that fits this schema: a dictionary, a JSON text or a pydantic model. None for
+            no schema, or a list with one value per row, each of which may be None. Needs the package llguidance
+            and a tokenizer. A text that ends at `max_new_tokens` may be incomplete.
+        regex: write only texts that match this regular expression as a whole; otherwise as `json_schema`.
+        grammar: write only texts of this grammar, in Lark's syntax; otherwise as `json_schema`. A row can have
+            only one of the three.
         system: a system message before each prompt that is text; None for none.
         chat_template_kwargs: variables of the chat template, e.g. {"enable_thinking": False}, and other arguments
             of `tokenizer.apply_chat_template`, e.g. {"chat_template": "tool_use"}; None for none.
@@ -79,6 +87,9 @@ class Options:
     sequence_ids: Seq[int] | None = None
     eos_token_id: str | int | Collection[int] | None = "auto"
     stop: str | Seq[str] | None = None
+    json_schema: Schema | Seq[Schema | None] | None = None
+    regex: str | Seq[str | None] | None = None
+    grammar: str | Seq[str | None] | None = None
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     raw: bool = False
@@ -104,6 +115,9 @@ class Keywords(TypedDict, total=False):
     sequence_ids: Seq[int] | None
     eos_token_id: str | int | Collection[int] | None
     stop: str | Seq[str] | None
+    json_schema: Schema | Seq[Schema | None] | None
+    regex: str | Seq[str | None] | None
+    grammar: str | Seq[str | None] | None
     system: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     raw: bool

@@ -52,10 +52,12 @@ class Sequence:
         token_ids: the new tokens only; `tokens` also has the prompt.
         origins: where each new token came from, e.g. "accepted" or "bonus".
         times_ms: when each new token was written, on the lane's clock.
-        finish_reason: "eos", "stop" or "length"; None while it is being generated.
+        finish_reason: "eos", "stop", "grammar" (its grammar is complete) or "length"; None while it is being
+            generated.
         prefilled_ms: when the whole prompt had been read, on the lane's clock; None before.
         stopped: called with each new token in turn; True if the text up to that token contains a stop string. None
             if there are no stop strings.
+        grammar: follows the text and knows which tokens may come next (Matcher in sample/grammar.py), or None.
         logprobs: log-probability of each new token under the model's plain softmax; empty unless requested.
         sampled_logprobs: the same under the distribution that is sampled.
     """
@@ -71,6 +73,7 @@ class Sequence:
     finish_reason: str | None = None
     prefilled_ms: float | None = None
     stopped: Callable[[int], bool] | None = None
+    grammar: Any = None
     logprobs: list[float] = field(default_factory=list)
     sampled_logprobs: list[float] = field(default_factory=list)
 
@@ -88,10 +91,13 @@ class Sequence:
             self.token_ids.append(token)
             self.tokens.append(token)
             self.origins.append(origin)
+            complete = token not in self.eos and self.grammar is not None and self.grammar.write(token)
             if token in self.eos:
                 self.finish_reason = "eos"
             elif self.stopped is not None and self.stopped(token):
                 self.finish_reason = "stop"
+            elif complete:
+                self.finish_reason = "grammar"
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:
@@ -155,7 +161,8 @@ class RowDetail:
     Attributes:
         rule: how drafts were judged: "rejection", "block", "tree", "coupled", "greedy" or, under
             `synthetic_acceptance`, "coin".
-        sources: who proposed each draft: "head", "model", "copy", "window" or "drafter".
+        sources: who proposed each draft: "head", "model", "copy", "window", "grammar" (certain) or
+            "drafter".
         own_p: greedy only: each draft's probability under the target at temperature 1.
         own_q: greedy only: each draft's probability under the draft at temperature 1, or None if not known.
         ending: None if the round ended with an accepted draft.

@@ -135,7 +135,7 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[AdmittedMetho
                     total += 2 * 4 * probs_numbers(batch, request.longest_draft, pair.vocab)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
-        total += logits * (_LOGIT_COPIES if request.sampling.shapes else 0)
+        total += logits * (_LOGIT_COPIES if request.sampling.shapes or request.grammars else 0)
         longest = max(len(prompt) for prompt in request.prompts)
         columns = captured_extent(request.backend, length, 2 * length) if is_accelerator(pair.device) else length
         total += max(

@@ -26,6 +26,7 @@ from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
+from ..sample.grammar import refuse_stuck
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Reading, Round, RowRound, Sequence
@@ -132,6 +133,7 @@ class BatchDecoder(Decoder):
         raw = prefill.logits()[:, None]
         logits = shaped(raw, self.params.sampling, self._rows)[:, 0]
         tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
+        refuse_stuck(self._rows, tokens, self.params.sampling.shapes)
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
@@ -237,7 +239,9 @@ class BatchDecoder(Decoder):
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
         self.target_forwards += 1
-        refuse_unsound([outcome.next_token for outcome in outcomes if outcome.ends])
+        tokens = [outcome.next_token if outcome.ends else 0 for outcome in outcomes]
+        refuse_stuck(rows, tokens, self.params.sampling.shapes)
+        refuse_unsound(tokens)
         paths = [outcome.accepted_drafts for outcome in outcomes]
         # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
         columns = ([0, *(draft + 1 for draft in path)] for path in paths)

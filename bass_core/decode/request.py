@@ -22,6 +22,7 @@ from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..options import Keywords, Options, Prompt, lists_options, options_of_call
 from ..predict.clock import check_clock
+from ..sample.grammar import Grammar, check_grammars, compile_grammars
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
 from ..verify.rules import Verification, find_verification
@@ -55,6 +56,7 @@ class Request(Options):
         prompts: token ids, one list per row.
         draft_length: the depth of `tree` if there is one.
         tokenizer: the pair's; needed if `stop` has strings.
+        grammars: each row's grammar, or () if no row has one.
         costs: the costs of rounds, measured or those of the simulated clock; None unless the draft length depends
             on costs (measuring.py).
         costs_path: the file of measured costs (cost_store.py), else None.
@@ -75,6 +77,7 @@ class Request(Options):
     stop: tuple[str, ...]
     context: int
     tokenizer: Any = field(default=None, repr=False)
+    grammars: tuple[Grammar | None, ...] = field(default=(), repr=False)
     costs: RoundCosts | None = None
     costs_path: Path | None = field(default=None, repr=False)
     past_drafts: PastDrafts | None = field(default=None, repr=False)
@@ -109,9 +112,11 @@ class Request(Options):
             Sequence(index, self.sequence_ids[index], prompt, self.new_tokens(prompt), self.eos)
             for index, prompt in enumerate(self.prompts)
         ]
-        if self.stop:
-            for sequence in sequences:
+        for sequence in sequences:
+            if self.stop:
                 sequence.stopped = StopStrings(self.tokenizer, self.stop)
+            if self.grammars and (grammar := self.grammars[sequence.index]) is not None:
+                sequence.grammar = grammar.matcher(self.eos)
         return sequences
 
 
@@ -127,6 +132,7 @@ def check_options(options: Options) -> None:
     check_acceptance(options.synthetic_acceptance)
     if options.tree is None:
         check_draft_length(options.draft_length)
+    check_grammars(options)
     check_switch("logprobs", options.logprobs)
     check_switch("inspect", options.inspect)
     Chat(options.system, options.chat_template_kwargs, check_switch("raw", options.raw))
@@ -155,6 +161,10 @@ def make_request(
     kind = choose_drafter(pair, drafter)
     backend = choose_backend(unchecked.attention, pair.device, pair.dtype)
     check_window_attention(drafter, kind, backend)
+    eos = check_end_ids(pair, unchecked.eos_token_id)
+    grammars = compile_grammars(unchecked, pair.tokenizer, len(prompts), eos)
+    if any(grammars) and unchecked.synthetic_acceptance is not None:
+        raise RequestError("synthetic_acceptance accepts drafts that a grammar forbids: leave one of them out.")
     tree = check_tree(unchecked.tree, drafter, kind, unchecked.draft_length)
     if tree is not None or kind.branches:
         check_branching(pair.target_step, backend, unchecked.verification, rule, unchecked.synthetic_acceptance)
@@ -181,7 +191,11 @@ def make_request(
         backend=backend,
         kind=kind,
         rule=rule,
-        eos=check_end_ids(pair, unchecked.eos_token_id),
+        eos=eos,
+        json_schema=unchecked.json_schema,
+        regex=unchecked.regex,
+        grammar=unchecked.grammar,
+        grammars=grammars,
         stop=check_stop(pair, unchecked.stop),
         tokenizer=pair.tokenizer,
         context=pair.context_length,

@@ -16,7 +16,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
 from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
-from ..sample.shaping import shaped
+from ..sample.shaping import changes, forbid, shaped
 from ..sequence import Forward, Sequence
 from ..verify.acceptance import RowOutcome
 from ..verify.judge import Judge
@@ -68,7 +68,7 @@ class Verifier:
         """
         device, count = self.target.device, len(rows)
         zeros = [0] * count
-        if not self.branches:
+        if not (self.branches or any(row.grammar is not None for row in rows)):
             tokens = torch.zeros(count, width - 1, dtype=torch.long, device=device)
             probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
@@ -106,7 +106,8 @@ class Verifier:
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
     ) -> VerifiedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
-        if not self.target.captures:
+        # Masks are made on the host, after the drafts and before the judge.
+        if not self.target.captures or any(row.grammar is not None for row in rows):
             return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
@@ -138,8 +139,10 @@ class Verifier:
         judged = proposal.after_forward(output)
         if judged is not proposal:
             drafts = to_device(judged.tokens, self.target.device)
-        if self.params.sampling.shapes:
+        if self.params.sampling.shapes or (self.params.logprobs and changes(self.params.sampling, rows)):
             raw = output.logits
             output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
+        elif changes(self.params.sampling, rows):
+            forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents)
         outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
         return VerifiedRound(judged, outcomes, output, fed, raw)

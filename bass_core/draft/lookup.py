@@ -212,6 +212,7 @@ class MergedProposal(Proposal):
         self.copied_drafts = [row[:n] for row, n in zip(copied.tokens.tolist(), copied.num_drafted, strict=True)]
         self.num_drafted = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
         self.sources, self.greedy_probs = copied.sources, _merged_getter(modelled, copied)
+        self.windowed = modelled.windowed
 
     @property
     def width(self) -> int:

@@ -12,7 +12,7 @@ from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
-from ..sample.shaping import shaped_next
+from ..sample.shaping import changes, shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, Proposal, TreeProposal, no_drafts
@@ -92,7 +92,7 @@ class ModelDrafter(Drafter):
         return self.chains.propose(self.levels(rows, max_drafts), max_drafts, keys, self.report_probs)
 
     def levels(self, rows: list[Sequence], max_drafts: list[int]) -> Levels:
-        """Read the text and yield logits; penalties, which chains alone have, are in them (LevelModel)."""
+        """Read the text and yield logits; penalties and masks, for chains alone, are in them (LevelModel)."""
         logits, ends = self._catch_up(rows, max_drafts)
         if self.trees is not None:
             # Text tokens stay in the cache even if every draft is rejected.
@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
                 if max_drafts[r]:
                     self.runner.commit(r, end)
         feed, drawn, logits = DraftFeed(self, ends), list[Tensor](), logits[:, None]
-        shapes = self.params.shapes and self.trees is None
+        shapes = changes(self.params, rows) and self.trees is None
         while True:
             if shapes:
                 logits = shaped_next(logits[:, 0], self.params, rows, drawn)[:, None]

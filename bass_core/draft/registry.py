@@ -77,6 +77,7 @@ class DrafterInputs:
         target: the runner with which the lane's decoder verifies. None for AMUSD.
         report_probs: see Drafter.
         tree: shape of trees (TreePlanner). None: chains.
+        masked: whether rows have grammars, whose masks the draft model needs between its tokens.
     """
 
     pair: DraftSource
@@ -89,6 +90,7 @@ class DrafterInputs:
     target: ModelRunner | None = None
     report_probs: bool = False
     tree: tuple[int, ...] | None = None
+    masked: bool = False
 
     @cached_property
     def runner(self) -> ModelRunner:
@@ -115,7 +117,7 @@ class DrafterInputs:
             options = (self.sampling, self.verification, confidence, self.ahead, self.tree, in_graphs)
             drafter = head_drafter(draft, runner, size, *options)
         else:
-            in_graphs = in_graphs and runner.captures and not self.ahead
+            in_graphs = in_graphs and runner.captures and not (self.ahead or self.masked)
             model = CapturedModelDrafter if in_graphs else ModelDrafter
             drafter = model(runner, self.sampling, self.verification, self.tree)
         drafter.report_probs = self.report_probs

@@ -13,6 +13,7 @@ from ..decode.batch import BatchDecoder
 from ..decode.measuring import policy_of_request
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
+from ..draft.forced import GrammarDrafter
 from ..draft.registry import DrafterInputs
 from ..length.options import longest_draft
 from ..model.graphs import runner_for
@@ -58,12 +59,15 @@ class _DecoderFactory:
             target=self.target,
             report_probs=request.inspect,
             tree=request.tree,
+            masked=bool(request.grammars),
         )
         runs_model = drafts and request.kind.runs_model
         self.cache = cache_bytes(self.target, self.parts.runner if runs_model else None)
 
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = self.request.kind.make(self.parts) if self.drafts else None
+        if drafter is not None and self.request.grammars and not (drafter.branches or drafter.is_user_object):
+            drafter = GrammarDrafter(drafter)
         policy = policy_of_request(self.request) if self.drafts else None
         copies = self.request.copies
         if self.drafts and copies is not None:

@@ -122,6 +122,8 @@ class _Target:
             logits, id_ = self._logits(text), request.sequence_ids[row]
             if logits is not None:
                 sequence = Sequence(row, id_, request.prompts[row], len(theirs), request.eos)
+                if request.grammars and (grammar := request.grammars[row]) is not None:
+                    sequence.grammar = grammar.matcher(request.eos)
                 sequence.write(theirs[:at], ["sampled"] * at)
                 logits = shaped(logits[None, None], request.sampling, [sequence])[0, 0]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)

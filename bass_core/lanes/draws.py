@@ -26,6 +26,7 @@ from ..model.pair import ModelPair
 from ..options import Options, Prompt
 from ..sample.distribution import dense, probabilities, top
 from ..sample.draw import draw
+from ..sample.grammar import KINDS
 from ..sample.noise import NoiseKeys
 from ..verify.rejection import plain, verify
 from .build import build_bass
@@ -110,10 +111,11 @@ def draws(
         "sequence_ids": [whole.sequence_ids[row]],
     }
     changed |= {"eos_token_id": None, "stop": None, "time_budget_ms": None, "clock": None, "tree": None}
+    changed |= dict.fromkeys(KINDS)
     one = replace(options, **changed)
     for drafter in (options.drafter, MODEL):
         request = make_request(pair, [text], options=replace(one, drafter=drafter))
-        decoder = _after_prefill(pair, request)
+        decoder = _after_prefill(pair, replace(request, grammars=whole.grammars[row : row + 1]), tokens[:-1])
         proposal, logits = decoder.look_ahead()
         if proposal.num_drafted[0]:
             break
@@ -122,9 +124,13 @@ def draws(
     return _drawn(pair, request, decoder, proposal, logits, count)
 
 
-def _after_prefill(pair: ModelPair, request: Request) -> BatchDecoder:
+def _after_prefill(pair: ModelPair, request: Request, written: Sequence[int]) -> BatchDecoder:
+    """Return the decoder of a request whose one prompt ends with the tokens `written` of a text."""
     admit(pair, request, [METHODS[DEFAULT_METHOD]])
-    decoder = build_bass(pair, request, request.sequences())
+    (sequence,) = request.sequences()
+    for token in written if sequence.grammar is not None else ():
+        sequence.grammar.write(token)
+    decoder = build_bass(pair, request, [sequence])
     assert isinstance(decoder, BatchDecoder)
     while not decoder.target_forwards:
         decoder.step()

@@ -37,13 +37,16 @@ class GeneratedSequence:
     Attributes:
         token_ids: the tokens, including a final end-of-text token.
         text: their text, or None without a tokenizer.
-        finish_reason: "eos", "stop" (a stop string), "length", "budget" (its time), "stopped" or "error".
+        finish_reason: "eos", "stop" (a stop string), "grammar" (its grammar is complete), "length", "budget" (its
+            time), "stopped" or "error".
         origins: how each token came about, for example "accepted" or "bonus".
         times_ms: lane time at which each token was written.
         ptl_ms: per-token latency since the lane's first prefill ended, or None for fewer than two tokens.
         own_ptl_ms: the same since the sequence's own prefill ended.
         logprobs: log-probability of each token under the target's plain softmax, or None unless requested.
         sampled_logprobs: the same under the distribution that is sampled.
+        complete: whether the text fits its grammar as a whole. A text that ended by "length", for example, may be
+            incomplete JSON. None without a grammar.
     """
 
     token_ids: list[int]
@@ -55,10 +58,12 @@ class GeneratedSequence:
     own_ptl_ms: float | None
     logprobs: list[float] | None = None
     sampled_logprobs: list[float] | None = None
+    complete: bool | None = None
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", {shorten(self.text, 60)!r}"
-        return f"GeneratedSequence({len(self.token_ids)} tokens, {self.finish_reason}{text})"
+        incomplete = ", incomplete" if self.complete is False else ""
+        return f"GeneratedSequence({len(self.token_ids)} tokens, {self.finish_reason}{incomplete}{text})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,6 +163,7 @@ def finished(lane: Lane) -> Generation:
             own_ptl_ms=latency(sequence, sequence.prefilled_ms),
             logprobs=sequence.logprobs if lane.request.logprobs else None,
             sampled_logprobs=sequence.sampled_logprobs if lane.request.logprobs else None,
+            complete=None if sequence.grammar is None else sequence.grammar.complete,
         )
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)
     ]

@@ -31,7 +31,7 @@ LEAST_ROUNDS = 8
 STALL = 4.0
 # The finish reasons of a complete text. With any other reason ("budget", "stopped", "error") the text was cut off,
 # and its row counts as unfinished.
-ENDS = frozenset({"eos", "stop", "length"})
+ENDS = frozenset({"eos", "stop", "grammar", "length"})
 
 
 @dataclass(frozen=True, eq=False)

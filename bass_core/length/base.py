@@ -28,6 +28,8 @@ class Offer(NamedTuple):
         forwards: whether drafting takes forwards of a draft model.
         unread: number of tokens that the draft model has to read first.
         row: the row's Sequence.id, which is the same in every round.
+        certain: the number of drafts that are certain to be accepted, because a grammar forces them. If it is not
+            0, no more than these are drafted.
     """
 
     most: int
@@ -35,6 +37,7 @@ class Offer(NamedTuple):
     forwards: bool = True
     unread: int = 0
     row: int = 0
+    certain: int = 0
 
 
 class Feedback(NamedTuple):

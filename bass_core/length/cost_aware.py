@@ -128,7 +128,8 @@ class CostAware:
         """Return the plan of the next round: the best option, or a trial of another one."""
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
-        usable, plan = [min(max(offer.most, 0), LIMIT) for offer in offers], RoundPlan([0] * len(offers), 0.0)
+        usable = [min(max(offer.certain or offer.most, 0), LIMIT) for offer in offers]
+        plan = RoundPlan([0] * len(offers), 0.0)
         if any(usable) and not self._skips_plan(offers):
             plan = self._plan(offers, usable)
         self._planned = offers, plan
@@ -191,6 +192,8 @@ class CostAware:
             estimate = self._estimate_for(offers[indices[0]])
             chances[:, indices] = estimate.accepted([offers[r].row for r in indices], (0.0, DOUBT))
             proposed[indices] = estimate.drafted.chances()
+        forced = [r for r, offer in enumerate(offers) if offer.certain]
+        chances[:, forced], proposed[forced] = 1.0, 1.0
         worths = allowed * chances * _remaining_weights(offers, chances[0, :, 0])[:, None]
         modelled = np.array([offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True)])
         if self.costs.padded:
@@ -265,7 +268,9 @@ class CostAware:
         self._observed = self._rounds
         # int64 [3, rows]: how many drafts each row was allowed, drafted and accepted.
         counts = np.minimum((feedback.lengths, feedback.drafted, feedback.accepted), LIMIT)
-        for indices in _by_source(offers, feedback.lengths):
+        # Certain drafts say nothing about the others.
+        learned = [0 if offer.certain else n for n, offer in zip(feedback.lengths, offers, strict=True)]
+        for indices in _by_source(offers, learned):
             estimate = self._estimate_for(offers[indices[0]])
             estimate.fade()
             estimate.add([offers[r].row for r in indices], *counts[:, indices])

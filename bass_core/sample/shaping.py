@@ -1,4 +1,4 @@
-"""Penalties, biases and bad words: the part of a distribution that depends on the text, not on the model.
+"""Penalties, biases, bad words and grammars: the part of a distribution that depends on the text alone.
 
 `shaped` changes the logits of each position by the text before it: the prompt, the written tokens, and the drafts
 that lead there, accepted or not. The logits of the target and of a draft model are changed once, before
@@ -7,7 +7,7 @@ about p and q holds. Other drafters, e.g. a draft head, draft without these chan
 fewer drafts are accepted.
 
 The order is that of transformers: biases, then the repetition penalty, then presence and frequency penalties
-(which transformers lacks), then bad words.
+(which transformers lacks), then bad words, then the tokens that a row's grammar forbids (grammar.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.support import is_accelerator
@@ -24,7 +25,7 @@ from kernels.support import is_accelerator
 from ..machine.transfer import to_device
 from ..sequence import Sequence
 from .params import SamplingParams
-from .rows import copied
+from .rows import RaggedRows, copied
 
 
 def shaped(
@@ -40,15 +41,55 @@ def shaped(
         logits: [B, S, V], after each row's text and after each of S - 1 drafts. Logits of a row's padding get
             values that mean nothing.
         params: the penalties, biases and bad words.
-        rows: the sequences.
+        rows: the sequences, with their grammars.
         drafts: int64 [B, N], N >= S - 1.
         parents: parents[b][i] is the draft that draft i follows, or -1, as in a TreeProposal; None for a chain.
     """
-    if not params.shapes:
+    if not changes(params, rows):
         return logits
-    batch, positions, _ = logits.shape
-    count = positions - 1
-    drafts = torch.empty(batch, 0, dtype=torch.long, device=logits.device) if drafts is None else drafts[:, :count]
+    count = logits.shape[1] - 1
+    none = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
+    drafts = none if drafts is None else drafts[:, :count]
+    changed = _penalised(logits, params, rows, drafts, parents) if params.shapes else copied(logits)
+    forbid(changed, rows, drafts.tolist(), parents)
+    return changed
+
+
+def changes(params: SamplingParams, rows: Seq[Sequence]) -> bool:
+    """Return whether the parameters or the rows' grammars change logits."""
+    return params.shapes or any(row.grammar is not None for row in rows)
+
+
+def forbid(
+    scores: Tensor | RaggedRows,
+    rows: Seq[Sequence],
+    drafts: list[list[int]],
+    parents: Seq[Seq[int]] | None = None,
+) -> None:
+    """Set the logits of tokens that the rows' grammars forbid to -inf, in place.
+
+    Args:
+        scores: float [B, S, V], or ragged rows of them.
+        drafts: each row's drafts; padding may follow them.
+        parents: as in `shaped`.
+    """
+    masks = {
+        r: row.grammar.masks(drafts[r], None if parents is None else parents[r])
+        for r, row in enumerate(rows)
+        if row.grammar is not None
+    }
+    _apply_masks(scores, masks)
+
+
+def _penalised(
+    logits: Tensor,
+    params: SamplingParams,
+    rows: Seq[Sequence],
+    drafts: Tensor,
+    parents: Seq[Seq[int]] | None,
+) -> Tensor:
+    """Return a copy of logits with penalties, biases and bad words; the arguments are as in `shaped`."""
+    batch, count = drafts.shape[0], logits.shape[1] - 1
     if is_accelerator(logits.device):
         return _shaped_on_device(logits, params, rows, drafts, parents)
     changed = copied(logits)
@@ -66,20 +107,29 @@ def shaped(
 
 def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drawn: Seq[Tensor]) -> Tensor:
     """Return the changed logits [B, V] after the rows' texts and the drafts `drawn` so far, int64 [B] per step."""
-    if not params.shapes:
+    if not changes(params, rows):
         return logits
     none = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
     drafts = torch.stack(list(drawn), dim=1) if drawn else none
+    changed = (_penalised_next(logits, params, rows, drafts) if params.shapes else copied(logits))[:, None]
+    texts = zip(rows, drafts.tolist(), strict=True)
+    masks = {r: [row.grammar.next_mask(text)] for r, (row, text) in enumerate(texts) if row.grammar is not None}
+    _apply_masks(changed, masks)
+    return changed[:, 0]
+
+
+def _penalised_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drafts: Tensor) -> Tensor:
+    """Return a copy of logits with penalties, biases and bad words, after drafts int64 [B, n]."""
     if is_accelerator(logits.device):
-        texts, ends, prompts = _on_device(rows, logits.device, len(drawn))
-        at = ends[:, None] + torch.arange(len(drawn), device=ends.device)
+        texts, ends, prompts = _on_device(rows, logits.device, drafts.shape[1])
+        at = ends[:, None] + torch.arange(drafts.shape[1], device=ends.device)
         texts.scatter_(1, at, drafts)
         shaper = Shaper(params, Shaper.constants(params, logits.device))
-        return shaper.apply(logits[:, None], texts, ends + len(drawn), prompts, drafts[:, :0])[:, 0]
+        return shaper.apply(logits[:, None], texts, ends + drafts.shape[1], prompts, drafts[:, :0])[:, 0]
     changed = copied(logits[:, None])
     _bias(changed, params)
     if params.counts:
-        _penalise(changed, params, rows, drafts.tolist(), [[list(range(len(drawn)))]] * len(rows))
+        _penalise(changed, params, rows, drafts.tolist(), [[list(range(drafts.shape[1]))]] * len(rows))
     _bar(changed, params)
     if tail := _tail(params):
         _forbid(
@@ -165,6 +215,54 @@ class Shaper:
             begun = (last[:, :, None, 1 - words.shape[1] :] == words[:, :-1]).all(-1)
             ended.scatter_add_(-1, words[:, -1].expand(*begun.shape), begun.to(ended.dtype))
         logits.masked_fill_(ended > 0, float("-inf"))
+
+
+def _apply_masks(scores: Tensor | RaggedRows, masks: dict[int, list[NDArray[np.int32] | None]]) -> None:
+    """Set the logits of forbidden tokens to -inf, in place; masks[r][s] has one bit per token id, or is None."""
+    values = scores.rows if isinstance(scores, RaggedRows) else scores
+    if is_accelerator(values.device):
+        _apply_masks_on_device(values, masks)
+        return
+    for r, row_masks in masks.items():
+        for s, bits in enumerate(row_masks):
+            if bits is None:
+                continue
+            if isinstance(scores, RaggedRows):
+                if (place := scores.firsts[r] + s) < scores.firsts[r + 1]:
+                    _keep_allowed(values[place], bits)
+            elif s < scores.shape[1]:
+                _keep_allowed(scores[r, s], bits)
+
+
+def _keep_allowed(logits: Tensor, bits: NDArray[np.int32]) -> None:
+    """Set the logits [V] without a bit to -inf, in place, and touch as few of them as possible."""
+    # Ids behind the tokenizer's last one have no bit.
+    allowed = np.unpackbits(bits.view(np.uint8), count=len(logits), bitorder="little")
+    if logits.dtype != torch.float32:
+        logits.masked_fill_(torch.from_numpy(allowed == 0), float("-inf"))
+        return
+    values = logits.numpy()
+    if 2 * int(np.bitwise_count(bits).sum()) > len(logits):
+        values[np.flatnonzero(allowed == 0)] = -np.inf
+        return
+    ids = np.flatnonzero(allowed)
+    kept = values[ids]
+    values.fill(-np.inf)
+    values[ids] = kept
+
+
+def _apply_masks_on_device(logits: Tensor, masks: dict[int, list[NDArray[np.int32] | None]]) -> None:
+    """Do the same for logits [B, S, V] on an accelerator, with one copy to it: the bits."""
+    batch, width, size = logits.shape
+    packed = np.full((batch, width, -(-size // 32)), -1, np.int32)
+    for r, row_masks in masks.items():
+        for s, bits in enumerate(row_masks[:width]):
+            if bits is not None:
+                packed[r, s] = np.pad(bits, (0, max(0, packed.shape[2] - len(bits))))[: packed.shape[2]]
+    words = to_device(torch.from_numpy(packed), logits.device)
+    bit = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (words[..., None] >> bit & 1).flatten(2)[..., :size]
+    logits.masked_fill_(allowed == 0, float("-inf"))
 
 
 def _shaped_on_device(

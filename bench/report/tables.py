@@ -267,6 +267,12 @@ TABLES: dict[str, Callable[[], str]] = {
         "size | family | weights | transformers, batch 1 | ours, batch 1 | ratio, batch 1 | "
         "transformers, batch 4 | ours, batch 4 | ratio, batch 4",
     ),
+    "structured": _table(
+        "structured-cpu",
+        "grammar | batch | regular = regular, ms | bass = BASS, ms | masked regular = with grammar: regular, ms | "
+        "masked bass = BASS with grammar, ms | speed-up | speed-up without | acceptance | acceptance without | "
+        "certain | masks = masks a round, ms | share = of a round",
+    ),
     "start": _table(
         "start-cpu",
         "phase | starts | median s = median, s | fastest s = fastest, s | slowest s = slowest, s",

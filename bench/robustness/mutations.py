@@ -60,6 +60,10 @@ _LATE = [
     _AMUSD + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
 ]
 _MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
+_MASKED = [_CONFORMANCE + "grammar.py::test_drafters_keep_the_law_of_a_grammar[model-block]"]
+_MASKED_TEXT = [
+    _CORE + "sample/test_grammar.py::test_every_method_writes_the_text_of_masked_regular_decoding[regular-]"
+]
 _TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
 _CAPTURED = _CONFORMANCE + "captured.py::test_captured_"
 _WINDOW_ROUNDS = [_ENUMERATED + "a_window_after_a_model_shares_no_noise_between_rounds[block]"]
@@ -314,6 +318,26 @@ MUTANTS = [
     Mutant("penalties of p alone", "bass_core/draft/model.py",
            "logits = shaped_next(logits[:, 0], self.params, rows, drawn)[:, None]", "pass",
            [_CORE + "sample/test_shaping.py::test_drafts_of_the_target_itself_are_all_accepted"]),
+    Mutant("grammar: masks of the accepted text alone", "bass_core/sample/grammar.py",
+           "drafts, masks)\n        return masks", "drafts, masks)\n        return masks[:1] * len(masks)",
+           _MASKED),
+    Mutant("grammar: masks off by one", "bass_core/sample/grammar.py",
+           "drafts, masks)\n        return masks", "drafts, masks)\n        return [masks[0], *masks[:-1]]",
+           _MASKED),
+    Mutant("grammar: drafts are consumed before they are accepted", "bass_core/sample/grammar.py",
+           "self._matcher.rollback(1)", "pass", _MASKED),
+    Mutant("grammar: forced tokens are not verified", "bass_core/sequence.py",
+           "            if token in self.eos:\n",
+           "            for forced in self.grammar.forced() if self.grammar and not complete else ():\n"
+           "                complete = self.grammar.write(forced)\n"
+           "                self.token_ids.append(forced)\n                self.tokens.append(forced)\n"
+           "                self.origins.append(\"accepted\")\n            if token in self.eos:\n", _MASKED_TEXT),
+    Mutant("grammar: a drawn draft is cut because it is forbidden", "bass_core/draft/forced.py",
+           "row.grammar.fitting(drafts[: counts[r]]) + drawn", "row.grammar.fitting(drafts[: counts[r]])",
+           [_CONFORMANCE + "grammar.py::test_drafters_keep_the_law_of_a_grammar[a head that stops-block]"]),
+    Mutant("grammar: the end is allowed everywhere", "bass_core/sample/grammar.py",
+           "        if self.complete:\n            _set(", "        if True:\n            _set(",
+           [_CORE + "sample/test_grammar.py::test_a_text_ends_only_where_its_grammar_may"]),
     Mutant("a stop string's beginning is streamed", "bass_core/decode/text.py",
            "self._show(self._held_back + new, self._stop_prefix_len(self._held_back + new))",
            "self._show(self._held_back + new, 0)",

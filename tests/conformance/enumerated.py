@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, count, pairwise, product
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.draft import tree
+from bass_core.draft.forced import GrammarDrafter
 from bass_core.model import graphs
 from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import CapturedBatch, ForwardBatch, ForwardOutput
@@ -37,6 +39,7 @@ from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from bass_core.sample import draw as draws
 from bass_core.sample import noise
+from bass_core.sample.grammar import Matcher, compiled
 from bass_core.sequence import Sequence
 from bass_core.verify import rejection
 from bass_core.verify.rules import Verification, find_verification
@@ -277,6 +280,8 @@ class Scene:
         ids: The rows' sequence ids; by default, their numbers.
         captured: Whether rounds are captured, if they can be.
         shared: The prefixes that prompts share in a cache.
+        languages: for each row, all texts of its grammar, with the letters a, b and c for tokens 0, 1 and 2; None
+            for a row without a grammar, () if no row has one.
     """
 
     p: Table
@@ -292,6 +297,7 @@ class Scene:
     ids: tuple[int, ...] = ()
     captured: bool = False
     shared: tuple[Text, ...] = ()
+    languages: tuple[tuple[str, ...] | None, ...] = ()
     # Models that are used on all paths, so that their captures are too.
     _models: dict[tuple[Table, bool], Any] = field(default_factory=dict, compare=False)
 
@@ -313,8 +319,16 @@ class Scene:
             Sequence(r, key, list(prompt), self.new_tokens, self.eos)
             for r, (key, prompt) in enumerate(zip(ids, self.prompts, strict=True))
         ]
-        params = DecodingParams(self.sampling, verification=self.verification)
-        return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
+        self.add_grammars(rows)
+        params, drafter = DecodingParams(self.sampling, verification=self.verification), self.drafter(self)
+        if self.languages and not (drafter.branches or drafter.is_user_object):
+            drafter = GrammarDrafter(drafter)
+        return BatchDecoder(rows, self.runner(self.p), params, drafter, copy.deepcopy(self.policy))
+
+    def add_grammars(self, rows: list[Sequence]) -> None:
+        """Give each row a matcher of its language."""
+        for row, language in zip(rows, self.languages, strict=False):
+            row.grammar = None if language is None else matcher("|".join(language), self.eos)
 
     def after(self, tokens: int) -> Scene:
         """Return this scene with a policy that has seen `tokens` tokens per row, drawn with ordinary noise."""
@@ -326,7 +340,7 @@ class Scene:
 
     def expected(self) -> Law:
         """Return the joint distribution if each row follows the target, independently of the others."""
-        laws = [self._rest((), prompt) for prompt in self.prompts]
+        laws = [self._rest((), row) for row in range(len(self.prompts))]
         return {
             tuple(text for text, _ in row): math.prod(chance for _, chance in row)
             for row in product(*(law.items() for law in laws))
@@ -336,14 +350,14 @@ class Scene:
         """Return the distribution of whole texts, if the target alone completes the texts of `law`."""
         whole: dict[tuple[Text, ...], float] = defaultdict(float)
         for texts, chance in law.items():
-            rests = [self._rest(text, prompt) for text, prompt in zip(texts, self.prompts, strict=True)]
+            rests = [self._rest(text, row) for row, text in enumerate(texts)]
             for row in product(*(rest.items() for rest in rests)):
                 whole[tuple(text for text, _ in row)] += chance * math.prod(rest for _, rest in row)
         return dict(whole)
 
-    def following(self, prompt: Text, text: Text) -> list[float]:
-        """Return the next token's distribution after a prompt and a text, under `sampling`."""
-        how, whole = self.sampling, (*prompt, *text)
+    def following(self, row: int, text: Text) -> list[float]:
+        """Return the next token's distribution after a row's prompt and a text, under `sampling`."""
+        how, whole = self.sampling, (*self.prompts[row], *text)
         logits = [math.log(chance) if chance else -math.inf for chance in self.p[whole[-1]]]
         for token, logit in enumerate(logits):
             logits[token] = logit = logit + dict(how.logit_bias).get(token, 0.0)
@@ -353,20 +367,67 @@ class Scene:
             words = [word for word in how.bad_words if word[-1] == token]
             if any((*whole, token)[-len(word) :] == word for word in words):
                 logits[token] = -math.inf
+            if not self.allows(row, (*text, token)):
+                logits[token] = -math.inf
         weights = [math.exp(logit / how.temperature) for logit in logits]
         weights = [weight if weight >= how.min_p * max(weights) else 0.0 for weight in weights]
         return [weight / math.fsum(weights) for weight in weights]
 
-    def _rest(self, text: Text, prompt: Text) -> dict[Text, float]:
-        """Return the distribution of the whole texts that result if the target alone completes `text`."""
+    def allows(self, row: int, text: Text) -> bool:
+        """Return whether a row's grammar allows this text, or one that begins with it."""
+        language = self.languages[row] if self.languages else None
+        if language is None:
+            return True
+        if text[-1] in self.eos:
+            return _spelled(text[:-1]) in language
+        return any(word.startswith(_spelled(text)) for word in language)
+
+    def _ended(self, row: int, text: Text) -> bool:
+        """Return whether a row's text is complete."""
         if len(text) == self.new_tokens or (text and text[-1] in self.eos):
+            return True
+        language = self.languages[row] if self.languages else None
+        return language is not None and not any(
+            word.startswith(_spelled(text)) and len(word) > len(text) for word in language
+        )
+
+    def _rest(self, text: Text, row: int) -> dict[Text, float]:
+        """Return the distribution of the whole texts that result if the target alone completes a row's `text`."""
+        if self._ended(row, text):
             return {text: 1.0}
         texts: dict[Text, float] = {}
-        for token, chance in enumerate(self.following(prompt, text)):
+        for token, chance in enumerate(self.following(row, text)):
             if chance:
-                rest = self._rest((*text, token), prompt)
+                rest = self._rest((*text, token), row)
                 texts |= {whole: chance * rest_chance for whole, rest_chance in rest.items()}
         return texts
+
+
+def _spelled(text: Text) -> str:
+    return "".join("abc"[token] for token in text)
+
+
+class LetterTokenizer:
+    """A tokenizer of the letters a, b and c, in the form that llguidance reads; token 3 is its end."""
+
+    tokens, eos_token_id, bos_token_id, special_token_ids = (b"a", b"b", b"c", b"<end>"), 3, None, (3,)
+
+    def __call__(self, text: Any) -> list[int]:
+        letters: bytes = text.encode() if isinstance(text, str) else text
+        return [self.tokens.index(bytes([letter])) for letter in letters]
+
+
+@cache
+def letters() -> Any:
+    """Return llguidance's form of the LetterTokenizer."""
+    guidance = pytest.importorskip("llguidance")
+    return guidance.LLTokenizer(guidance.TokenizerWrapper(LetterTokenizer()))
+
+
+def matcher(regex: str, eos: frozenset[int] = frozenset()) -> Matcher:
+    """Return a matcher of texts of letters."""
+    source = letters() and pytest.importorskip("llguidance").LLMatcher.grammar_from_regex(regex)
+    return compiled(source, letters(), eos).matcher(eos)
 
 
 @dataclass

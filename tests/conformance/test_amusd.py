@@ -77,6 +77,7 @@ class Overlapped(Scene):
 
     def decoder(self) -> AmusdDecoder:
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
+        self.add_grammars(rows)
         params = DecodingParams(self.sampling, verification=self.verification)
         draft = ScheduledDraft(rows, self.schedule)
         step: Any = Bigram(Q3, self.exact)

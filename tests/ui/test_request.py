@@ -112,6 +112,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"system": 3}, "system must be a text of at most"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
+    ({"json_schema": [1]}, "json_schema must be an object, and regex and grammar texts"),
     ({"chat_template_kwargs": {"documents": [{"text": "a"}]}}, "change or leave out documents"),
     ({"chat_template_kwargs": {"tokenizer_kwargs": {"padding": True}}}, "change or leave out tokenizer_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}" * 40}}, "change or leave out chat_template"),

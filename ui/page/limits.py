@@ -179,6 +179,21 @@ def system(label: str, value: object, limits: Limits) -> str | None:
     return value
 
 
+def grammar(label: str, value: object, limits: Limits) -> Any:
+    """Require a JSON schema, regular expression or grammar, at most as long as a prompt. None means no grammar.
+
+    bass_core compiles it, and refuses one that it can't compile.
+    """
+    if value is None or value == "" or value == {}:
+        return None
+    if not isinstance(value, str | dict) or len(str(value)) > limits.max_prompt:
+        raise RequestError(
+            "json_schema must be an object, and regex and grammar texts, of at most "
+            f"{limits.max_prompt} characters, or null for none."
+        )
+    return value
+
+
 def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | None:
     """Require variables of the chat template by name, each a plain value. None means no variables.
 

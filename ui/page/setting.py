@@ -200,6 +200,19 @@ _TABLE = (
         "chat_template_kwargs", None, dict[str, Any] | None, limits.variables, "chat_template_kwargs",
         script='Variables of the chat template, e.g. {"enable_thinking": false}, or null for none.',
     ),
+    Setting(
+        "json_schema", None, dict[str, Any] | None, limits.grammar, "json_schema",
+        script="All rows write JSON that fits this JSON schema, or null for none. A row that is cut is incomplete.",
+    ),
+    Setting(
+        "regex", None, str | None, limits.grammar, "regex",
+        script="All rows match this regular expression as a whole, or null for none.",
+    ),
+    Setting(
+        "grammar", None, str | None, limits.grammar, "grammar",
+        script="All rows fit this grammar in Lark's syntax, or null for none. Give one of json_schema, regex and "
+        "grammar.",
+    ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}
 

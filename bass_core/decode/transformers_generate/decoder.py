@@ -13,15 +13,24 @@ import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from ...errors import BassError, ModelError, is_failure
 from ...machine.memory import shortage_explained
 from ...model.pair import ModelPair
+from ...sample.params import SamplingParams
+from ...sample.shaping import shaped
 from ...sequence import Round, RowRound, Sequence
 from ..request import Request
 from .call import OwnNoise, call_generate, generate_options, plain_model, warm_up
@@ -52,6 +61,18 @@ class _TurnTaker(StoppingCriteria):
         return self._verdicts[not go_on]
 
 
+class _GrammarMasks(LogitsProcessor):
+    """`generate` calls this before temperature, top-k, top-p and min-p, when the rows have all earlier tokens."""
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self._sequences = sequences
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # `generate` goes on with a row that has ended, but nobody reads it.
+        rows = [row if row.finish_reason is None else replace(row, grammar=None) for row in self._sequences]
+        return shaped(scores[:, None], SamplingParams(), rows)[:, 0]
+
+
 class TransformersDecoder:
     """Decodes with `generate`. `model` comes from plain_model, `options` from generate_options."""
 
@@ -66,7 +87,8 @@ class TransformersDecoder:
 
         def work(hand_over: Callable[[list[int]], bool]) -> None:
             taker = _TurnTaker(hand_over, len(sequences), model.device)
-            call_generate(model, request.prompts, stopping_criteria=StoppingCriteriaList([taker]), **options)
+            criteria, masks = StoppingCriteriaList([taker]), LogitsProcessorList([_GrammarMasks(sequences)])
+            call_generate(model, request.prompts, stopping_criteria=criteria, logits_processor=masks, **options)
 
         self._turns: Turns[list[int]] = Turns(work, model.device, "bass-transformers")
 

@@ -16,7 +16,9 @@ import { mountGlance } from "bass/race/glance.js";
 import { mountExact } from "bass/race/exact.js";
 
 export let markEqual = null;
-const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
+const REASONS = {
+  eos: "end", stop: "stop string", grammar: "complete", length: "length", budget: "time up", stopped: "stopped", error: "error",
+};
 const VERDICT_MS = 1000;
 const COUNTS = { 2: "Two", 3: "Three", 4: "Four", 5: "Five" };
 const UNANSWERED = "The race has no winner: too few decoders have a speed to compare.";
@@ -292,7 +294,7 @@ class Lane {
   /** How the lane ended, in words. Its times are on the axis. */
   summary({ finish_reasons: reasons }) {
     if (!reasons.includes("budget")) return "Finished";
-    const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
+    const done = reasons.filter((reason) => ["eos", "length", "stop", "grammar"].includes(reason)).length;
     return `Finished ${done} of ${reasons.length} within the budget`;
   }
 

@@ -109,7 +109,7 @@ export function replaced(step) {
 export function firstAndLast(lane, reasons) {
   const ended = lane.sequences
     .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
-    .filter(({ ms, reason }) => ms !== undefined && ["eos", "length", "stop"].includes(reason));
+    .filter(({ ms, reason }) => ms !== undefined && ["eos", "length", "stop", "grammar"].includes(reason));
   if (lane.sequences.length < 2 || !ended.length) return {};
   ended.sort((a, b) => a.ms - b.ms);
   const all = reasons.every((reason) => reason);

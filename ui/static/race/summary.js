@@ -98,7 +98,7 @@ class Summary {
   }
 
   budget(lanes, { time_budget_ms: budget }) {
-    const done = ({ finish_reasons: reasons }) => reasons.filter((r) => ["eos", "length", "stop"].includes(r)).length;
+    const done = ({ finish_reasons: reasons }) => reasons.filter((r) => ["eos", "length", "stop", "grammar"].includes(r)).length;
     const parts = Object.entries(lanes).map(([name, lane]) => `${laneName(name)} ${done(lane)} of ${lane.finish_reasons.length}`);
     setText(this.element.querySelector(".budget-line"),
       budget ? `Sequences finished within ${number(budget, 0)} ms of ${laneTime()}: ${parts.join(", ")}.` : "");

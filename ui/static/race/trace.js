@@ -8,6 +8,9 @@
    tests/ui/test_code.py compares the lines and values with a run of the file. */
 import { run, greedy, chance, quoted } from "bass/race/run.js";
 
+// What a draft's source does; other sources say what may come next.
+const NOTES = { copy: "The draft copies the next word from the text.", grammar: "The grammar allows only this token." };
+
 /** Recordings without details don't name the rule, so it is inferred. */
 export function ruleOf(step) {
   if (step.detail) return step.detail.rule;
@@ -23,7 +26,7 @@ function drafting(step, put, together) {
   const places = step.record.rows.reduce((sum, row) => sum + row.drafted.length + 1, 0), sources = step.detail?.sources ?? [];
   for (let i = 0; i < most; i += 1) {
     put("step.L2", { note: `i = ${i}` });
-    put("step.L3", { note: sources[i] === "copy" ? "The draft copies the next word from the text." : "The draft says what may come next." });
+    put("step.L3", { note: NOTES[sources[i]] ?? "The draft says what may come next." });
     put("step.rows", { note: `Row ${step.sequence + 1} is shown.` });
     put("step.if", { note: i < drafts.length ? "This row drafts." : "This row has all its drafts." });
     if (i >= drafts.length) continue;
