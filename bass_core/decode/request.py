@@ -38,6 +38,7 @@ from .checks import (
     check_whole,
     check_window_attention,
     drafts_of,
+    refuse_states,
     with_bad_word_ids,
 )
 from .prompts import Chat, encode_prompts
@@ -155,6 +156,8 @@ def make_request(
     kind = choose_drafter(pair, drafter)
     backend = choose_backend(unchecked.attention, pair.device, pair.dtype)
     check_window_attention(drafter, kind, backend)
+    if kind.windows and kind.runs_model:
+        refuse_states(pair.draft_step, f'drafter="{drafter}"')
     tree = check_tree(unchecked.tree, drafter, kind, unchecked.draft_length)
     if tree is not None or kind.branches:
         check_branching(pair.target_step, backend, unchecked.verification, rule, unchecked.synthetic_acceptance)

@@ -158,7 +158,9 @@ class PlannedCache(Cache):
     @property
     def _states(self) -> RecurrentStates:
         if self.cache.states is None:
-            raise PairError("The model keeps states that were not found when it was loaded. Choose another causal LM.")
+            raise PairError(
+                "The model keeps states that were not found when it was loaded. Choose another causal LM."
+            )
         return self.cache.states
 
     def _pad_to_cache(self, states: Tensor) -> Tensor:

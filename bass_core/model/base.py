@@ -271,7 +271,8 @@ class CausalModel:
             # layer's device needs it.
             logits_to_keep = columns
         inputs = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
-        kept = nullcontext() if cache.states is None else cache.states.step(plan.host, tokens.shape[1])
+        prompt = isinstance(batch, ForwardBatch) and batch.eager
+        kept = nullcontext() if cache.states is None else cache.states.step(plan.host, tokens.shape[1], prompt)
         with attention.planned(plan, backend), kept:
             out = self._shadow(
                 **inputs,

@@ -26,32 +26,89 @@ from torch import Tensor, nn
 from transformers import Cache
 
 
+_Function = Callable[..., Any]
+# transformers scans a prompt in chunks, and new tokens one by one, which gives other roundings, and other values in
+# Zamba2. We do the same, but scan longer steps, which feed a text that the model hasn't written.
+_MOST_STEPS = 16
+
+
 class _Recurrence(NamedTuple):
-    """How one of transformers' functions that scan several tokens is called.
+    """One of transformers' functions that scan several tokens, and how to call it.
 
     Attributes:
-        inputs: its arguments with one entry per token that change the state.
-        outputs: its arguments with one entry per token that change only the outputs. To compute a state, the
-            argument of the given name is passed instead, which has the same shape, or None.
-        state: the argument that holds the states before the first token.
+        step: the name of the function in the same file that transformers calls for one token.
+        compute: calls one of the two functions, or None in its place, given the scan's arguments; returns outputs
+            and final states.
+        inputs: the scan's arguments with one entry per token that change the state.
+        outputs: those that change only the outputs. To compute a state, the argument of the given name is passed
+            instead, which has the same shape, or None.
+        state: the argument of `compute` with the states before the first token.
         dim: the dimension of the tokens in each of `inputs`.
-        step: the function in the same file that feeds one token, if the function can't start from a state.
     """
 
+    step: str
+    compute: Callable[..., tuple[Tensor, Tensor]]
     inputs: tuple[str, ...]
     outputs: dict[str, str | None]
-    state: str
+    state: str = "initial_state"
     dim: int = 1
-    step: str | None = None
 
 
-_DELTA = _Recurrence(("key", "value", "g", "beta"), {"query": "key"}, "initial_state")
+def _delta_rule(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute a gated delta rule."""
+    outputs: tuple[Tensor, Tensor] = (scan or step)(**arguments)
+    return outputs
+
+
+def _mamba(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute Mamba's scan token by token, because its scan can't start from a state."""
+    hidden, dt, B, C, A, z = (arguments.get(name) for name in ("hidden_states", "dt", "B", "C", "A", "z"))
+    common = {"D": arguments.get("D"), "dt_bias": arguments.get("delta_bias"), "dt_softplus": True}
+    state = _copied(arguments["initial_state"], (*hidden.shape[:2], A.shape[-1]), hidden)
+    tokens = zip(*(x.unbind(-1) for x in (hidden, dt, B, C)), hidden.unbind(-1) if z is None else z.unbind(-1))
+    outputs = [
+        step(state, x, dt_now, A, B_now, C_now, **common, z=None if z is None else z_now)
+        for x, dt_now, B_now, C_now, z_now in tokens
+    ]
+    return torch.stack(outputs, dim=-1), state
+
+
+def _mamba2(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute Mamba 2's scan."""
+    hidden, dt, B, C = (arguments[name] for name in ("hidden_states", "dt", "B", "C"))
+    if scan is not None:
+        outputs: tuple[Tensor, Tensor] = scan(**arguments)
+        return outputs
+    heads, size = hidden.shape[2:]
+    A = arguments["A"][:, None, None].expand(-1, size, B.shape[-1])
+    common = {name: arguments[name][:, None].expand(-1, size) for name in ("D", "dt_bias")}
+    state = _copied(arguments["initial_states"], (len(hidden), heads, size, B.shape[-1]), hidden)
+    tokens = zip(*(x.unbind(1) for x in (hidden, dt[..., None].expand(-1, -1, -1, size), B, C)), strict=True)
+    steps = [
+        step(state, x, dt_now, A, B_now, C_now, **common, dt_softplus=True) for x, dt_now, B_now, C_now in tokens
+    ]
+    return torch.stack(steps, dim=1), state
+
+
+def _copied(state: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return a copy of states that a function may overwrite, or zeros."""
+    return like.new_zeros(shape, dtype=torch.float32) if state is None else state.clone()
+
+
+_KEYS = ("key", "value", "g", "beta")
+_TOKENS = ("hidden_states", "dt", "B")
 _RECURRENCES = {
-    "torch_chunk_gated_delta_rule": _DELTA,
-    "chunk_kimi_delta_attention": _DELTA,
-    "mamba2_chunk_scan": _Recurrence(("hidden_states", "dt", "B"), {"C": "B"}, "initial_states"),
+    "torch_chunk_gated_delta_rule": _Recurrence(
+        "torch_recurrent_gated_delta_rule", _delta_rule, _KEYS, {"query": "key"}
+    ),
+    "chunk_kimi_delta_attention": _Recurrence(
+        "recurrent_kimi_delta_attention", _delta_rule, _KEYS, {"query": "key"}
+    ),
+    "mamba2_chunk_scan": _Recurrence(
+        "mamba2_selective_state_update", _mamba2, _TOKENS, {"C": "B"}, "initial_states"
+    ),
     "mamba_selective_scan": _Recurrence(
-        ("hidden_states", "dt", "B"), {"C": "B", "z": None}, "state", 2, "mamba_selective_state_update"
+        "mamba_selective_state_update", _mamba, _TOKENS, {"C": "B", "z": None}, dim=2
     ),
 }
 # The functions of transformers' cache by which layers store their states.
@@ -94,7 +151,7 @@ class RecurrentStates:
         self._fed, self._latest = [0] * max_batch, [-1] * max_batch
         self._ahead: list[int] = []
         self._moves: list[_Move] = []
-        self._layer, self._calls = 0, Counter[int]()
+        self._layer, self._calls, self._scans = 0, Counter[int](), False
 
     def commit(self, row: int, length: int) -> None:
         """Set the row's committed length: later steps start at it or after it, or the row begins again at 0."""
@@ -110,12 +167,13 @@ class RecurrentStates:
             state.committed[target] = state.committed[source]
 
     @contextmanager
-    def step(self, lengths: Sequence[int], width: int) -> Iterator[None]:
+    def step(self, lengths: Sequence[int], width: int, prompt: bool) -> Iterator[None]:
         """Let this thread's recurrent layers feed `width` tokens to rows 0 to B - 1 in the block.
 
         Args:
             lengths: how many tokens of each row count. Later ones are dropped.
             width: the number of new tokens per row.
+            prompt: whether these are tokens of prompts.
 
         Raises:
             RuntimeError: if a row would have to go back behind its committed length.
@@ -124,6 +182,7 @@ class RecurrentStates:
         rows = range(len(lengths))
         self._ahead = [length - anchor for length, anchor in zip(lengths, self._anchors, strict=False)]
         self._moves, self._calls = self._moves_to(rows, lengths), Counter()
+        self._scans = prompt or width > _MOST_STEPS
         token = _stepping.set(self)
         try:
             yield
@@ -152,17 +211,20 @@ class RecurrentStates:
         self._keep(state, {"x": inputs.transpose(1, 2)}, joined[..., -size:])
         return joined
 
-    def recur(self, kind: _Recurrence, scan: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, kind: _Recurrence, scan: _Function, step: _Function, arguments: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         """Compute one of a layer's recurrences; returns its outputs and final states."""
+        compute = partial(kind.compute, scan if self._scans else None, step)
         key = (self._layer, "recurrence", self._calls[self._layer])
         self._calls[self._layer] += 1
         state = self._states.get(key)
         start = None if state is None else self._start(state)
-        outputs, latest = scan(**arguments | {kind.state: start})
+        outputs, latest = compute(**arguments | {kind.state: start})
         # Made in each step: the arguments hold weights, which may have changed.
         per_token = {*kind.inputs, *kind.outputs}
         others = {name: value for name, value in arguments.items() if name not in per_token}
-        advance = partial(_advanced, kind, scan, others)
+        advance = partial(_advanced, kind, compute, others)
         if state is None:
             zeros = latest.new_zeros(len(self._anchors), *latest.shape[1:])
             state = self._states[key] = _State(advance, zeros)
@@ -238,45 +300,22 @@ def _shifted(inputs: dict[str, Tensor], window: Tensor) -> Tensor:
 
 
 def _advanced(
-    kind: _Recurrence, scan: Callable[..., Any], others: dict[str, Any], inputs: dict[str, Tensor], states: Tensor
+    kind: _Recurrence, compute: _Function, others: dict[str, Any], inputs: dict[str, Tensor], states: Tensor
 ) -> Tensor:
     """Return the states after more inputs of a recurrence; `others` are its other arguments."""
     moved = {name: part.movedim(1, kind.dim) for name, part in inputs.items()}
     unused = {name: None if other is None else moved[other] for name, other in kind.outputs.items()}
-    return scan(**others | moved | unused | {kind.state: states})[1]
+    after: Tensor = compute(**others | moved | unused | {kind.state: states})[1]
+    return after
 
 
-def _scan_by_steps(step: Callable[..., Tensor], **arguments: Any) -> tuple[Tensor, Tensor]:
-    """Compute Mamba's scan token by token, from given states or from none."""
-    hidden, dt, B, C = (arguments[name] for name in ("hidden_states", "dt", "B", "C"))
-    A, z, state = (arguments.get(name) for name in ("A", "z", "state"))
-    state = dt.new_zeros(*hidden.shape[:2], A.shape[-1], dtype=torch.float32) if state is None else state.clone()
-    outputs = [
-        step(
-            state,
-            hidden[..., i],
-            dt[..., i],
-            A,
-            B[..., i],
-            C[..., i],
-            D=arguments.get("D"),
-            z=None if z is None else z[..., i],
-            dt_bias=arguments.get("delta_bias"),
-            dt_softplus=arguments.get("delta_softplus", False),
-        )
-        for i in range(hidden.shape[-1])
-    ]
-    return torch.stack(outputs, dim=-1), state
-
-
-def _stand_in(kind: _Recurrence, function: Callable[..., Any], step: Callable[..., Any] | None) -> Any:
+def _stand_in(kind: _Recurrence, function: _Function, step: _Function) -> _Function:
     """Return a function that computes a recurrence from the states of the enclosing step."""
     signature = inspect.signature(function)
-    scan = function if step is None else partial(_scan_by_steps, step)
 
     def recur(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        return _stepping.get().recur(kind, scan, arguments | arguments.pop("kwargs", {}))
+        return _stepping.get().recur(kind, function, step, arguments | arguments.pop("kwargs", {}))
 
     return recur
 
@@ -303,7 +342,9 @@ def stand_in(model: nn.Module) -> None:
             known = dict(forward.__globals__)
             for name in names:
                 kind = _RECURRENCES[name]
-                known[name] = _stand_in(kind, known[name], kind.step and known[kind.step])
-            own = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
+                known[name] = _stand_in(kind, known[name], known[kind.step])
+            own = FunctionType(
+                forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__
+            )
             own.__kwdefaults__ = forward.__kwdefaults__
             vars(module)["forward"] = MethodType(own, module)
