@@ -381,10 +381,10 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     reason = None
     layer_types = set(config_value(config, "layer_types") or ())
-    has_states = states.can_take_back(model)
+    has_states, attends_only = states.can_take_back(model), bool(layer_types) and layer_types <= _LAYER_TYPES
     if config_value(config, "is_encoder_decoder"):
         reason = "it is an encoder-decoder model"
-    elif (getattr(model, "_is_stateful", False) or not _attends(config)) and not has_states:
+    elif not (has_states or (_attends(config) and (attends_only or not getattr(model, "_is_stateful", False)))):
         reason = "it keeps a state that can't be rolled back"
     elif layer_types - (_LAYER_TYPES | _STATE_TYPES if has_states else _LAYER_TYPES):
         reason = f"it has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}"

@@ -157,6 +157,7 @@ class RecurrentStates:
         """Set the row's committed length: later steps start at it or after it, or the row begins again at 0."""
         self._committed[row] = length
 
+    @torch.inference_mode()  # as the steps, whose tensors can't be changed outside of it
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the states of row `source` at its committed `length` to row `target`."""
         self.commit(source, length)

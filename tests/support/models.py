@@ -65,7 +65,8 @@ BUILDERS = {
 STATEFUL = {"qwen3_5"}
 # Weight scale as a multiple of the usual initialisation. With these scales, greedy texts don't repeat themselves,
 # and float32 rounding is a hundred times smaller than the gap between the logits of the two likeliest tokens.
-SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0, "qwen3_5": 6.0}
+SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
+SCALES |= {"qwen3_5": 6.0}
 # With this noise, a `perturbed` copy chooses the model's greedy token at about three of four positions.
 NEAR = {
     "llama": 0.025,
