@@ -107,7 +107,7 @@ class PlannedCache(Cache):
     """A transformers cache for one call, whose layers write and read `cache` according to the plan.
 
     `places` gives the place in `cache` of each layer with keys, or is empty if all layers have some. Layers that
-    keep states read and write `cache.states`: they never see a state, and believe that they feed a text's beginning.
+    keep states never see one here, so they compute as at the beginning of a text; states.py adds the states.
     """
 
     def __init__(self, cache: RaggedCache, plan: AttentionPlan, places: Mapping[int, int] = _NO_PLACES) -> None:

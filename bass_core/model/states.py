@@ -1,12 +1,12 @@
 """States of recurrent layers that can be taken back: `RecurrentStates`, the part of a cache for such layers.
 
-A recurrent layer (linear attention, Mamba, a short convolution) keeps one state per row instead of keys and values.
-We keep the state at each row's committed length, the *anchor*, and for the tokens fed since then the small inputs of
-the recurrence. The state at any length from the anchor on is computed from these, so drafts can be rejected: the
-next step's lengths decide which tokens count. Only committed lengths move an anchor.
+A recurrent layer (linear attention, Mamba, a short convolution) keeps one state per row, not keys and values. We
+keep the state at each row's *anchor*, a committed length, and the small inputs of the recurrence for the tokens
+fed since then. From these we compute the state at any later length. So drafts can be rejected: the next step's
+lengths decide which tokens count, and only a commit moves an anchor.
 
-`stand_in` prepares a model: its layers run transformers' own code, but their recurrences read and write the states
-of the enclosing `step`. Padding never enters a state, because it only ever follows a row's own tokens.
+`stand_in` prepares a model. Its layers run transformers' own code, but their recurrences read and write the states
+of the enclosing `step`. Padding always follows a row's own tokens, so it never enters a state that counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-
 _Function = Callable[..., Any]
-# transformers scans a prompt in chunks, and new tokens one by one, which gives other roundings, and other values in
-# Zamba2. We do the same, but scan longer steps, which feed a text that the model hasn't written.
+# transformers scans a prompt in chunks and computes new tokens one by one. In Mamba 2 this rounds otherwise, and it
+# gives other values in Zamba2, so we do the same there. Longer steps feed text to a draft model, and are scanned.
 _MOST_STEPS = 16
+# Shortest and longest chunk of a delta rule; the longest is transformers' default. A short chunk is several times
+# faster than its tokens one by one (`python -m bench states`), because the state is read once.
+_CHUNKS = 8, 64
 
 
 class _Recurrence(NamedTuple):
@@ -37,7 +39,7 @@ class _Recurrence(NamedTuple):
 
     Attributes:
         step: the name of the function in the same file that transformers calls for one token.
-        compute: calls one of the two functions, or None in its place, given the scan's arguments; returns outputs
+        compute: calls the scan or the step, given both, whether to scan, and the scan's arguments; returns outputs
             and final states.
         inputs: the scan's arguments with one entry per token that change the state.
         outputs: those that change only the outputs. To compute a state, the argument of the given name is passed
@@ -54,29 +56,29 @@ class _Recurrence(NamedTuple):
     dim: int = 1
 
 
-def _delta_rule(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
-    """Compute a gated delta rule."""
-    outputs: tuple[Tensor, Tensor] = (scan or step)(**arguments)
+def _delta_rule(scan: _Function, step: _Function, scans: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """Compute a gated delta rule, in a chunk that is not much longer than the tokens."""
+    tokens = arguments["key"].shape[1]
+    size = min(max(_CHUNKS[0], 1 << (tokens - 1).bit_length()), _CHUNKS[1])
+    outputs: tuple[Tensor, Tensor] = step(**arguments) if tokens == 1 else scan(**arguments | {"chunk_size": size})
     return outputs
 
 
-def _mamba(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
+def _mamba(scan: _Function, step: _Function, scans: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute Mamba's scan token by token, because its scan can't start from a state."""
     hidden, dt, B, C, A, z = (arguments.get(name) for name in ("hidden_states", "dt", "B", "C", "A", "z"))
     common = {"D": arguments.get("D"), "dt_bias": arguments.get("delta_bias"), "dt_softplus": True}
     state = _copied(arguments["initial_state"], (*hidden.shape[:2], A.shape[-1]), hidden)
-    tokens = zip(*(x.unbind(-1) for x in (hidden, dt, B, C)), hidden.unbind(-1) if z is None else z.unbind(-1))
-    outputs = [
-        step(state, x, dt_now, A, B_now, C_now, **common, z=None if z is None else z_now)
-        for x, dt_now, B_now, C_now, z_now in tokens
-    ]
-    return torch.stack(outputs, dim=-1), state
+    gates = [None] * hidden.shape[-1] if z is None else z.unbind(-1)
+    tokens = zip(*(x.unbind(-1) for x in (hidden, dt, B, C)), gates, strict=True)
+    steps = [step(state, x, dt_now, A, B_now, C_now, **common, z=gate) for x, dt_now, B_now, C_now, gate in tokens]
+    return torch.stack(steps, dim=-1), state
 
 
-def _mamba2(scan: _Function | None, step: _Function, **arguments: Any) -> tuple[Tensor, Tensor]:
+def _mamba2(scan: _Function, step: _Function, scans: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute Mamba 2's scan."""
     hidden, dt, B, C = (arguments[name] for name in ("hidden_states", "dt", "B", "C"))
-    if scan is not None:
+    if scans:
         outputs: tuple[Tensor, Tensor] = scan(**arguments)
         return outputs
     heads, size = hidden.shape[2:]
@@ -216,7 +218,7 @@ class RecurrentStates:
         self, kind: _Recurrence, scan: _Function, step: _Function, arguments: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         """Compute one of a layer's recurrences; returns its outputs and final states."""
-        compute = partial(kind.compute, scan if self._scans else None, step)
+        compute = partial(kind.compute, scan, step, self._scans)
         key = (self._layer, "recurrence", self._calls[self._layer])
         self._calls[self._layer] += 1
         state = self._states.get(key)
@@ -249,7 +251,7 @@ class RecurrentStates:
             self._anchors[row], self._fed[row] = lengths[row], 0
 
     def _moves_to(self, rows: Iterable[int], lengths: Sequence[int]) -> list[_Move]:
-        """Group rows by how far their states at these lengths are from their anchors; leave out those that rest."""
+        """Group rows by the number of tokens from their anchors to these lengths; leave out rows with none."""
         groups: dict[int | None, list[int]] = {}
         for row, length in zip(rows, lengths, strict=True):
             count = length - self._anchors[row]
@@ -321,31 +323,34 @@ def _stand_in(kind: _Recurrence, function: _Function, step: _Function) -> _Funct
     return recur
 
 
-def _forward_of(module: nn.Module) -> FunctionType:
-    """Return the innermost function of the forward of a module's class."""
-    return inspect.unwrap(type(module).forward)
+def _called_by(module: nn.Module) -> set[str]:
+    """Return the names that the forward of a module's class uses."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return set() if code is None else set(code.co_names)
 
 
 def can_take_back(model: nn.Module) -> bool:
-    """Return whether the model keeps states, and `stand_in` knows the functions that compute all of them."""
-    names = [set(_forward_of(module).__code__.co_names) for module in model.modules()]
-    mixers = [called for called in names if not called.isdisjoint(_UPDATES)]
-    unknown = [called for called in mixers if _UPDATES[1] in called and called.isdisjoint(_RECURRENCES)]
-    return hasattr(Cache, "get_conv_state") and bool(mixers) and not unknown
+    """Return whether the model keeps states, and `stand_in` can stand in for the functions of all of them."""
+    mixers = [module for module in model.modules() if not _called_by(module).isdisjoint(_UPDATES)]
+    return hasattr(Cache, "get_conv_state") and bool(mixers) and all(map(_is_known, mixers))
+
+
+def _is_known(mixer: nn.Module) -> bool:
+    """Return whether a layer with states runs its class's forward and known recurrences."""
+    called = _called_by(mixer)
+    return "forward" not in vars(mixer) and (_UPDATES[1] not in called or not called.isdisjoint(_RECURRENCES))
 
 
 def stand_in(model: nn.Module) -> None:
     """Let the recurrences of a copy of a model read and write the states of the enclosing step."""
     for module in model.modules():
-        forward = _forward_of(module)
-        names = set(forward.__code__.co_names) & _RECURRENCES.keys()
-        if names:
+        if names := _called_by(module) & _RECURRENCES.keys():
+            forward: Any = inspect.unwrap(type(module).forward)
             known = dict(forward.__globals__)
             for name in names:
                 kind = _RECURRENCES[name]
                 known[name] = _stand_in(kind, known[name], known[kind.step])
-            own = FunctionType(
-                forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__
-            )
+            parts = (forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
+            own = FunctionType(*parts)
             own.__kwdefaults__ = forward.__kwdefaults__
             vars(module)["forward"] = MethodType(own, module)
