@@ -70,8 +70,9 @@ def main(argv: list[str]) -> None:
     device = "cuda" if arguments.device == "auto" and torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if arguments.dtype == "auto" else getattr(torch, arguments.dtype)
     torch.set_default_dtype(dtype)
-    model = CausalModel(transformers.Qwen3_5ForCausalLM(config).eval().to(device))
+    target = transformers.Qwen3_5ForCausalLM(config).eval().to(device)
     torch.set_default_dtype(torch.float32)
+    model = CausalModel(target)
     rows = [row for batch in ROWS for row in _compared(model, batch, 2 if arguments.quick else arguments.repeats)]
     ms, mb = (
         {(row["rows"], row["way"]): row[name] for row in rows} for name in ("ms a round", "MB of states a row")

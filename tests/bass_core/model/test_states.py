@@ -13,7 +13,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.runner import ModelRunner
-from tests.support.models import VOCAB, prompts, reference, texts_of, tiny, tiny_pair
+from tests.support.models import VOCAB, prompts, reference, small_window, texts_of, tiny, tiny_pair
 from tests.zoo.making import make
 
 TARGET = tiny("qwen3_5")
@@ -96,6 +96,21 @@ def test_greedy_texts_equal_transformers_own(batch: int) -> None:
         assert texts_of(written) == expected, draft
         rates.append(written.metrics.token_acceptance)
     assert rates[0] == 1 and 0.3 < rates[1] < 1 and rates[2] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "amusd"}, {"drafter": "window"}, {"drafter": "window_model"}, {"drafter": "adaptive"}, {"n": 3}],
+    ids=str,
+)
+def test_a_target_with_states_runs_with_every_kind_of_draft(options: dict[str, Any], monkeypatch: Any) -> None:
+    """The draft model has no states."""
+    small_window(monkeypatch)
+    rows = prompts(2, seed=4, longest=40) if "n" not in options else prompts(1, longest=40)[0]
+    expected = [reference(TARGET, row, 12) for row in (rows if "n" not in options else [rows] * 3)]
+    pair = tiny_pair("random", architecture="qwen3_5", target=TARGET)
+    written = generate(pair, rows, draft_length=3, max_new_tokens=12, eos_token_id=None, **options)
+    assert texts_of(written) == expected
 
 
 def test_states_count_in_admission_and_are_never_shared() -> None:
