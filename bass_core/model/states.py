@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from transformers import Cache
 
 _Function = Callable[..., Any]
-# transformers scans prompts in chunks and computes new tokens one by one. In Mamba 2 this rounds in another way, and
-# in Zamba2 it gives other values, so we do the same. Longer steps feed text to a draft model, and are scanned.
+# transformers scans prompts in chunks and computes new tokens one by one. In Mamba 2 this rounds in another way,
+# and in Zamba2 it gives other values, so we do the same. Longer steps feed text to a draft model, and are scanned.
 _MOST_STEPS = 16
 # Shortest and longest chunk of a delta rule; the longest is transformers' default. A short chunk is several times
 # faster than its tokens one by one (`python -m bench states`), because the state is read once.
