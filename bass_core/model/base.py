@@ -388,6 +388,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it keeps a state that can't be rolled back"
     elif layer_types - (_LAYER_TYPES | _STATE_TYPES if has_states else _LAYER_TYPES):
         reason = f"it has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}"
+    elif has_states and states.has_replaced_layers(model):
+        reason = "layers that keep states have another forward than their class, e.g. of a split over devices"
     elif config_value(config, "model_type") == "whisper":
         reason = "it is the decoder of a speech model"
     elif model.get_output_embeddings() is None:

@@ -329,16 +329,21 @@ def _called_by(module: nn.Module) -> set[str]:
     return set() if code is None else set(code.co_names)
 
 
+def _mixers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that store states in transformers' cache."""
+    return [module for module in model.modules() if not _called_by(module).isdisjoint(_UPDATES)]
+
+
 def can_take_back(model: nn.Module) -> bool:
-    """Return whether the model keeps states, and `stand_in` can stand in for the functions of all of them."""
-    mixers = [module for module in model.modules() if not _called_by(module).isdisjoint(_UPDATES)]
-    return hasattr(Cache, "get_conv_state") and bool(mixers) and all(map(_is_known, mixers))
+    """Return whether the model keeps states, all by recurrences that `stand_in` knows."""
+    calls = [_called_by(mixer) for mixer in _mixers(model)]
+    known = all(_UPDATES[1] not in called or not called.isdisjoint(_RECURRENCES) for called in calls)
+    return hasattr(Cache, "get_conv_state") and bool(calls) and known
 
 
-def _is_known(mixer: nn.Module) -> bool:
-    """Return whether a layer with states runs its class's forward and known recurrences."""
-    called = _called_by(mixer)
-    return "forward" not in vars(mixer) and (_UPDATES[1] not in called or not called.isdisjoint(_RECURRENCES))
+def has_replaced_layers(model: nn.Module) -> bool:
+    """Return whether a layer with states has another forward than its class, which `stand_in` would bypass."""
+    return any("forward" in vars(mixer) for mixer in _mixers(model))
 
 
 def stand_in(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -138,6 +139,15 @@ def test_states_count_in_admission_and_are_never_shared() -> None:
 def test_what_states_can_not_do_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         generate(tiny_pair("perturbed", architecture="qwen3_5", target=TARGET), TEXTS, **options)
+
+
+def test_layers_with_another_forward_are_refused() -> None:
+    """Ours would stand in for it."""
+    model = copy.deepcopy(TARGET)
+    mixer = model.model.layers[0].linear_attn
+    mixer.forward = mixer.forward
+    with pytest.raises(PairError, match="another forward than their class"):
+        tiny_pair("none", target=model)
 
 
 def test_models_whose_states_we_do_not_know_are_refused() -> None:
