@@ -182,7 +182,7 @@ class CausalModel:
             self.capturable, self.min_shared_tokens, self.cache_dtype = False, None, self._dtype
         if self.has_states:
             states.stand_in(self._shadow)
-            self.trees, self.min_shared_tokens = False, None
+            self.trees = False
             layers = enumerate(DynamicCache(config=config).layers)
             attending = [index for index, layer in layers if isinstance(layer, DynamicLayer)]
             self._places = {index: place for place, index in enumerate(attending)}
@@ -209,7 +209,8 @@ class CausalModel:
         """Return the size in bytes of the cache that `new_cache` would make."""
         per_token: int = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         # A row has its states at its committed length and after the last step.
-        return (max_batch * max_len + prefixes * prefix_len) * per_token + 2 * max_batch * self._state_bytes
+        states = 2 * (max_batch + prefixes) * self._state_bytes
+        return (max_batch * max_len + prefixes * prefix_len) * per_token + states
 
     def can_draft(self, fuse: Any) -> bool:
         """Return whether `draft` can run the chains of a draft head with this body and the layer `fuse`."""

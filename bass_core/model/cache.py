@@ -66,6 +66,9 @@ class RaggedCache:
                 f"a row can't share {length} tokens: the prefix holds whole units of {PREFIX_UNIT} tokens"
             )
         self.starts[row], self.groups[row] = length, group
+        if length and self.states is not None:
+            assert self.prefix is not None and self.prefix.states is not None
+            self.states.copy_prefix(self.prefix.states, group, row)
 
     def detach(self) -> None:
         """Detach all rows from their prefixes."""

@@ -151,6 +151,7 @@ class ModelRunner:
         self._prefix_entries = {}
         runner = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
         runner.prefill_tokens = self.prefill_tokens
+        runner.clear_rows()  # earlier prefixes may have left states
         return runner
 
     def has_prefixes(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:

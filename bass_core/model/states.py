@@ -169,6 +169,19 @@ class RecurrentStates:
         for state in self._states.values():
             state.committed[target] = state.committed[source]
 
+    @torch.inference_mode()
+    def copy_prefix(self, prefix: RecurrentStates, group: int, row: int) -> None:
+        """Copy the states of row `group` of the prefixes, at its committed length, to a row."""
+        prefix._settle([group])
+        length, rows = prefix._committed[group], len(self._anchors)
+        self.commit(row, length)
+        self._anchors[row], self._fed[row], self._latest[row] = length, 0, -1
+        for key, source in prefix._states.items():
+            if key not in self._states:
+                zeros = source.committed.new_zeros(rows, *source.committed.shape[1:])
+                self._states[key] = _State(source.advance, zeros)
+            self._states[key].committed[row] = source.committed[group]
+
     @contextmanager
     def step(self, lengths: Sequence[int], width: int, prompt: bool) -> Iterator[None]:
         """Let this thread's recurrent layers feed `width` tokens to rows 0 to B - 1 in the block.

@@ -14,6 +14,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.runner import ModelRunner
+from kernels.plan import PREFIX_UNIT
 from tests.support.models import VOCAB, prompts, reference, small_window, texts_of, tiny, tiny_pair
 from tests.zoo.making import make
 
@@ -114,7 +115,21 @@ def test_a_target_with_states_runs_with_every_kind_of_draft(options: dict[str, A
     assert texts_of(written) == expected
 
 
-def test_states_count_in_admission_and_are_never_shared() -> None:
+@pytest.mark.parametrize("kind", ["qwen3_5", "mamba2"])
+def test_rows_begin_with_the_states_after_a_shared_prefix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second call the runner has other prefixes, and rows that used the first ones."""
+    monkeypatch.setattr(CausalModel, "min_shared_tokens", PREFIX_UNIT)
+    target = TARGET if kind == "qwen3_5" else make(kind)
+    pair = tiny_pair(0.02, target=target)
+    for first in (1, 40):
+        head = list(range(first, first + 2 * PREFIX_UNIT))
+        rows = [[*head, 5, 6], [9, 8, 7], [*head, 70], head]
+        expected = [reference(target, row, 12) for row in rows]
+        written = generate(pair, rows, draft_length=3, max_new_tokens=12, eos_token_id=None)
+        assert texts_of(written) == expected
+
+
+def test_states_count_in_admission() -> None:
     model = CausalModel(TARGET)
     config = TARGET.config
     heads, size = config.linear_num_value_heads, config.linear_key_head_dim * config.linear_value_head_dim
@@ -125,7 +140,7 @@ def test_states_count_in_admission_and_are_never_shared() -> None:
     per_token = 2 * 4 * config.num_key_value_heads * config.head_dim
     assert model.cache_bytes(3, 10) == 3 * (10 * per_token + 2 * state)
     assert model.new_cache(3, 10).buffer.nbytes == 30 * per_token
-    assert model.cost.kv_bytes == per_token and model.min_shared_tokens is None
+    assert model.cost.kv_bytes == per_token
 
 
 @pytest.mark.parametrize(
