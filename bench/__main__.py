@@ -35,6 +35,7 @@ MODULES = {
     "space": "space",
     "spec": "cpu.spec",
     "start": "cpu.start",
+    "states": "cpu.states",
     "structured": "cpu.structured",
 }
 

@@ -23,6 +23,7 @@ from ..model.graphs import cache_columns, probs_numbers, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import min_shared_tokens, prefill_tokens, prefix_size
+from ..model.weights.shape import config_value
 from .request import Request
 
 # Copies of the logits that exist at once while a distribution is filtered, compared and sampled.
@@ -151,7 +152,7 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
     It pads all rows to the length of the longest, and prefills them in one forward.
     """
     config, model = pair.target.config.get_text_config(), pair.target_step
-    itemsize, heads = pair.target.dtype.itemsize, config.num_attention_heads
+    itemsize, heads = pair.target.dtype.itemsize, config_value(config, "num_attention_heads") or 0
     prompt = max(map(len, request.prompts[:rows]))
     length = prompt + max(map(request.new_tokens, request.prompts[:rows]))
     # Keys and values of all layers, plus two copies for the layer that runs: one because the cache grows by
@@ -174,7 +175,7 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
     """Return the bytes that one layer needs, besides the cache, if `tokens` tokens attend to `columns` tokens."""
     config = pair.target.config.get_text_config()
     itemsize = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
-    heads = tokens * config.num_attention_heads
+    heads = tokens * (config_value(config, "num_attention_heads") or 0)
     hidden = int(tokens * config.hidden_size * _HIDDEN_NUMBERS * itemsize)
     return hidden + _attention_bytes(backend, heads, columns, pair.target_step.head_dim)
 

@@ -182,6 +182,15 @@ def check_branching(
         raise RequestError("synthetic_acceptance is for chains of drafts, and these are trees: leave it out.")
 
 
+def refuse_states(draft: CausalModel | None, choice: str) -> None:
+    """Refuse a draft model with states for a `choice` that drops tokens of earlier rounds."""
+    if draft is not None and draft.has_states:
+        raise RequestError(
+            f"{draft.name} keeps states and can't go back over several rounds, which {choice} needs from a draft "
+            'model: choose method="bass" and drafter="model", or another draft.'
+        )
+
+
 def check_whole(name: str, value: object, low: int, high: int | None) -> None:
     """Accept a whole number from `low` to `high`; if `high` is None, there is no upper limit."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):

@@ -39,6 +39,7 @@ from .checks import (
     check_whole,
     check_window_attention,
     drafts_of,
+    refuse_states,
     with_bad_word_ids,
 )
 from .prompts import Chat, encode_prompts
@@ -165,6 +166,8 @@ def make_request(
     grammars = compile_grammars(unchecked, pair.tokenizer, len(prompts), eos)
     if any(grammars) and unchecked.synthetic_acceptance is not None:
         raise RequestError("synthetic_acceptance accepts drafts that a grammar forbids: leave one of them out.")
+    if kind.windows and kind.runs_model:
+        refuse_states(pair.draft_step, f'drafter="{drafter}"')
     tree = check_tree(unchecked.tree, drafter, kind, unchecked.draft_length)
     if tree is not None or kind.branches:
         check_branching(pair.target_step, backend, unchecked.verification, rule, unchecked.synthetic_acceptance)

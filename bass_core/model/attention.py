@@ -15,7 +15,7 @@ cache, its queries, keys and values are sent to the cache's device and the resul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,9 +35,11 @@ from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
 from .cache import RaggedCache
+from .states import RecurrentStates
 from .weights.own_code import attention_code
 
 NAME, MASKED = "bass_ragged", "bass_masked"
+_NO_PLACES: dict[int, int] = {}
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
 
 
@@ -102,11 +104,15 @@ def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
 
 
 class PlannedCache(Cache):
-    """A transformers cache for one call, whose layers write and read `cache` according to the plan."""
+    """A transformers cache for one call, whose layers write and read `cache` according to the plan.
 
-    def __init__(self, cache: RaggedCache, plan: AttentionPlan) -> None:
+    `places` gives the place in `cache` of each layer with keys, or is empty if all layers have some. Layers that
+    keep states never see one here, so they compute as at the beginning of a text; states.py adds the states.
+    """
+
+    def __init__(self, cache: RaggedCache, plan: AttentionPlan, places: Mapping[int, int] = _NO_PLACES) -> None:
         super().__init__(layers=[])
-        self.cache, self.plan = cache, plan
+        self.cache, self.plan, self.places = cache, plan, places
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -120,11 +126,42 @@ class PlannedCache(Cache):
             Keys [B, Hkv, extent, D] and values [B, Hkv', extent, D'].
         """
         device, size = self.cache.buffer.device, (self.cache.kv_heads, self.cache.head_dim)
+        layer_idx = self.places.get(layer_idx, layer_idx)
         if key_states.shape[1::2] == value_states.shape[1::2] == size:
             return self.cache.write(layer_idx, key_states.to(device), value_states.to(device), self.plan)
         fitted = [self._pad_to_cache(states.to(device)) for states in (key_states, value_states)]
         keys, values = self.cache.write(layer_idx, fitted[0], fitted[1], self.plan)
         return _cut(keys, key_states), _cut(values, value_states)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None, so that the layer passes all its inputs to `update_conv_state`."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: the layer's recurrence reads its state itself (states.stand_in)."""
+        self._states.enter(layer_idx)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """Return a convolution's inputs [B, C, S] with the ones before them."""
+        self._states.enter(layer_idx)
+        return self._states.convolve(conv_states, layer_idx, state_idx, conv_kernel_size)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the states, which the layer's recurrence has written itself."""
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return True, so that one token is fed to a convolution in the same way as several."""
+        return True
+
+    @property
+    def _states(self) -> RecurrentStates:
+        if self.cache.states is None:
+            raise PairError(
+                "The model keeps states that were not found when it was loaded. Choose another causal LM."
+            )
+        return self.cache.states
 
     def _pad_to_cache(self, states: Tensor) -> Tensor:
         """Pad states [B, Hkv, S, D] with zeros to the heads and the size of the cache."""

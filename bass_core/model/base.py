@@ -4,7 +4,7 @@
 the fastest CausalModel for a model. A CausalModel keeps no state between calls, so several lanes may share it,
 each with its own cache. We never change the user's model: we run a shadow, which is a copy of its modules that
 shares its weights. If our attention computes other logits than the model's own code, we refuse the model when it
-is loaded (probe.py). Encoder-decoder and state-space models are not supported.
+is loaded (probe.py). Encoder-decoder models are not supported. Layers that keep states: states.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,16 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from kernels.plan import AttentionPlan
 from kernels.support import is_accelerator, on, on_zero_gpu
 
 from ..machine import cpu_kernels
 from ..machine.transfer import to_device
-from . import attention, probe
+from . import attention, probe, states
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
+from .states import RecurrentStates
 from .weights.cost import ModelCost, model_cost
 from .weights.modified import attributes_of, hooks_of
 from .weights.placement import has_offloaded, home_device, is_split, offloaded_weights
@@ -56,6 +58,8 @@ _REFERENCES = (nn.Module, RemovableHandle, MethodType, partial)
 # The modules that torch.ao.quantization.quantize_dynamic puts in place of linear layers.
 _QUANTISED_TOGETHER = "torch.ao.nn.quantized.dynamic."
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# The types of layers that keep states, and of those that keep nothing.
+_STATE_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "moe", "mlp"}
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,9 @@ class CausalModel:
     trees = True
     # If the model was not probed, the layers to check in the first forward (probe.refuse_forgetting).
     _slides: tuple[int, ...] = ()
+    # For models that keep states: bytes of a row's states, and the place in our cache of each layer with keys.
+    _state_bytes = 0
+    _places: Mapping[int, int] = {}
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -131,7 +138,8 @@ class CausalModel:
         # Offloaded weights are fetched for one forward and released after it, so a concurrent forward would lose
         # them.
         self._exclusive: AbstractContextManager[Any] = threading.Lock() if has_offloaded(model) else nullcontext()
-        self.capturable = not (self._split or rope_depends_on_length(config))
+        self.has_states = states.can_take_back(model)
+        self.capturable = not (self._split or self.has_states or rope_depends_on_length(config))
         self.layers: int = config.num_hidden_layers
         self.context = context_of(config)
         self.vocab = outputs_of(model)
@@ -146,7 +154,7 @@ class CausalModel:
         self._cache_keyword = cache_keyword(model)
         self._prepare(model)
         # Average over 16 tokens, because some caches grow by that many at once.
-        self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
+        self.cost = model_cost(model, (self.cache_bytes(1, 16) - self.cache_bytes(1, 0)) // 16)
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow, self._dtype = shadow_of(model), model.dtype
@@ -172,8 +180,16 @@ class CausalModel:
         if masked:
             # Their own code multiplies queries with the cached keys, so both need the same dtype.
             self.capturable, self.min_shared_tokens, self.cache_dtype = False, None, self._dtype
+        if self.has_states:
+            states.stand_in(self._shadow)
+            self.trees = False
+            layers = enumerate(DynamicCache(config=config).layers)
+            attending = [index for index, layer in layers if isinstance(layer, DynamicLayer)]
+            self._places = {index: place for place, index in enumerate(attending)}
+            self.layers = len(attending)
         if expected is not None:
             self.layers, self.kv_heads, self.head_dim = expected.sizes
+            self._state_bytes = expected.state_bytes
             if probe.check(self, expected, masked).expanded:
                 self.min_shared_tokens = None
 
@@ -186,12 +202,15 @@ class CausalModel:
         """Make an empty cache of `max_batch` rows x `max_len` tokens, plus prefixes of `prefix_len` tokens."""
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
         sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
-        return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)
+        kept = RecurrentStates(max_batch) if self.has_states else None
+        return RaggedCache(*sizes, self.cache_dtype, self.device, prefix, kept)
 
     def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
         """Return the size in bytes of the cache that `new_cache` would make."""
         per_token: int = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
-        return (max_batch * max_len + prefixes * prefix_len) * per_token
+        # A row has its states at its committed length and after the last step.
+        states = 2 * (max_batch + prefixes) * self._state_bytes
+        return (max_batch * max_len + prefixes * prefix_len) * per_token + states
 
     def can_draft(self, fuse: Any) -> bool:
         """Return whether `draft` can run the chains of a draft head with this body and the layer `fuse`."""
@@ -253,11 +272,13 @@ class CausalModel:
             # layer's device needs it.
             logits_to_keep = columns
         inputs = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
-        with attention.planned(plan, backend):
+        prompt = isinstance(batch, ForwardBatch) and batch.eager
+        kept = nullcontext() if cache.states is None else cache.states.step(plan.host, tokens.shape[1], prompt)
+        with attention.planned(plan, backend), kept:
             out = self._shadow(
                 **inputs,
                 position_ids=self._positions(plan),
-                **{self._cache_keyword: attention.PlannedCache(cache, plan)},
+                **{self._cache_keyword: attention.PlannedCache(cache, plan, self._places)},
                 use_cache=True,
                 output_hidden_states=batch.return_states,
                 logits_to_keep=logits_to_keep,
@@ -361,12 +382,15 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     reason = None
     layer_types = set(config_value(config, "layer_types") or ())
+    has_states, attends_only = states.can_take_back(model), bool(layer_types) and layer_types <= _LAYER_TYPES
     if config_value(config, "is_encoder_decoder"):
         reason = "it is an encoder-decoder model"
-    elif getattr(model, "_is_stateful", False) or not _attends(config):
+    elif not (has_states or (_attends(config) and (attends_only or not getattr(model, "_is_stateful", False)))):
         reason = "it keeps a state that can't be rolled back"
-    elif layer_types - _LAYER_TYPES:
+    elif layer_types - (_LAYER_TYPES | _STATE_TYPES if has_states else _LAYER_TYPES):
         reason = f"it has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}"
+    elif has_states and states.has_replaced_layers(model):
+        reason = "layers that keep states have another forward than their class, e.g. of a split over devices"
     elif config_value(config, "model_type") == "whisper":
         reason = "it is the decoder of a speech model"
     elif model.get_output_embeddings() is None:

@@ -24,6 +24,7 @@ from kernels.reference import cache as reference
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
+from .states import RecurrentStates
 
 
 class RaggedCache:
@@ -33,6 +34,7 @@ class RaggedCache:
         prefix: the cache of the shared prefixes, or None.
         starts: how many tokens of each row are in its prefix; changed by `attach`.
         groups: the row of `prefix` that each row reads; changed by `attach`.
+        states: the states of layers that keep some instead of keys and values, or None.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class RaggedCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         prefix: RaggedCache | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         self.prefix, self.starts, self.groups = prefix, [0] * max_batch, [0] * max_batch
+        self.states = states
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
@@ -62,6 +66,9 @@ class RaggedCache:
                 f"a row can't share {length} tokens: the prefix holds whole units of {PREFIX_UNIT} tokens"
             )
         self.starts[row], self.groups[row] = length, group
+        if length and self.states is not None:
+            assert self.prefix is not None and self.prefix.states is not None
+            self.states.copy_prefix(self.prefix.states, group, row)
 
     def detach(self) -> None:
         """Detach all rows from their prefixes."""
@@ -179,5 +186,7 @@ class RaggedCache:
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` to row `target`; both then share the prefix."""
         self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
+        if self.states is not None:
+            self.states.copy_row(source, target, length)
         own_length = length - self.starts[source]
         self.buffer[:, :, target, :, :own_length] = self.buffer[:, :, source, :, :own_length]

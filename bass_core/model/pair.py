@@ -31,7 +31,7 @@ from .suggest_drafts import suggest_drafts
 from .weights.modified import Watch, hash_of_code
 from .weights.placement import has_offloaded, home_device, is_split, places
 from .weights.quantized import outputs_of, weight_dtype
-from .weights.shape import head_dim
+from .weights.shape import config_value, head_dim
 
 HEAD_ON_SPLIT = (
     "A draft head can't follow a target that is split over several devices: give a draft model, or none."
@@ -96,8 +96,9 @@ class ModelPair:
         gpu_kernels.prepare(self.device, self._shapes)
         # The target's query heads, key-value heads and head size.
         config = target.config.get_text_config()
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
+        # A model without attention has none.
+        heads = config_value(config, "num_attention_heads") or 0
+        self._heads = (heads, config_value(config, "num_key_value_heads") or heads, head_dim(config))
         measure_flash(self.device, self.dtype, *self._heads)
         # Don't watch offloaded weights, because they come and go. Don't watch weights on ZeroGPU, because they
         # move with its device.

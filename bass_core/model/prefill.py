@@ -141,13 +141,14 @@ class _Feed:
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
         # A finished text is fed one padding token; its logits are in self.last already.
         counts = [max(1, min(end, stop) - start) for end in ends]
-        lengths = [first + start for first in self.starts]
+        lengths = [first + min(start, end) for first, end in zip(self.starts, ends, strict=True)]
         output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, self.return_states, eager=True))
         if output.states is not None:
             self._chunks.append(output.states)
         for row, end in enumerate(ends):
             if start < end <= stop:
                 self.last[row] = output.logits[row]
+            self.runner.commit(row, self.starts[row] + min(end, stop))
         self.position = stop
         return Forward(lengths, counts)
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 from ..errors import PairError
 from .attention import Seen, unsupported
@@ -63,6 +63,7 @@ class Expected:
             layer, and the largest size of a key or value.
         slides: layers whose cache drops old tokens of a text within the context.
         bound: the allowed difference of logits, as a share of their norm.
+        state_bytes: bytes of a row's states, in layers that keep some.
     """
 
     tokens: Tensor
@@ -70,6 +71,7 @@ class Expected:
     sizes: tuple[int, int, int]
     slides: list[int]
     bound: float
+    state_bytes: int = 0
 
 
 @torch.inference_mode()
@@ -100,10 +102,13 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
         if used != layers[: len(used)]:
             raise unsupported(name, "the layer_idx of its layers don't count from 0")
         layers = used
-    parts: list[Any] = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-    if not parts or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):
+    stateful = [layer for layer in layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    # In a model with states, some layers have no keys.
+    attending = [layer for layer in layers if not stateful or getattr(layer, "keys", None) is not None]
+    parts: list[Any] = [getattr(layer, name, None) for layer in attending for name in ("keys", "values")]
+    if not (parts or stateful) or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):
         raise unsupported(name, "it keeps a state that can't be rolled back")
-    sizes = len(layers), max(part.shape[1] for part in parts), max(part.shape[3] for part in parts)
+    sizes = len(attending), *(max((part.shape[dim] for part in parts), default=0) for dim in (1, 3))
     slides = [
         index
         for index, layer in enumerate(layers)
@@ -111,7 +116,14 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
     ]
     # The loosest bound of all weights: for example, an output layer may have more bits than the rest.
     bounds = [_BOUNDS.get(weight.dtype, _BOUND_16) for weight in model.parameters()]
-    return Expected(tokens, out.logits, sizes, slides, max(bounds, default=_BOUND_16))
+    states = [
+        state[:1]
+        for layer in stateful
+        for state in (*layer.conv_states.values(), *layer.recurrent_states.values())
+        if state is not None
+    ]
+    nbytes = sum(state.nbytes for state in states)
+    return Expected(tokens, out.logits, sizes, slides, max(bounds, default=_BOUND_16), nbytes)
 
 
 @torch.inference_mode()

@@ -82,8 +82,10 @@ class ModelRunner:
         return self._lengths
 
     def commit(self, row: int, length: int) -> None:
-        """Set a row's valid length. Nothing else changes a row's length."""
+        """Set a row's valid length. Nothing else changes a row's length, or moves its states."""
         self._lengths[row] = length
+        if self.cache.states is not None:
+            self.cache.states.commit(row, length)
 
     def commit_paths(self, paths: Sequence[Sequence[int]]) -> None:
         """Lengthen each row by an accepted path: paths[r] are columns after the row's length, ascending.
@@ -158,6 +160,7 @@ class ModelRunner:
         self._prefix_entries = {}
         runner = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
         runner.prefill_tokens = self.prefill_tokens
+        runner.clear_rows()  # earlier prefixes may have left states
         return runner
 
     def has_prefixes(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:

@@ -24,7 +24,7 @@ from .eagle import EagleBody, EagleHead, EagleStep
 from .weights.modified import why_modified
 from .weights.placement import is_split
 from .weights.quantized import outputs_of, quantise_model
-from .weights.shape import context_of, head_dim
+from .weights.shape import config_value, context_of, head_dim
 
 # The reason that is reported if the modules are those of the class but our own forward computes other logits.
 _DIFFERS = "our kernels compute other logits than its own code"
@@ -114,13 +114,14 @@ def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = F
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    heads = config_value(config, "num_attention_heads") or 0
     caps = (getattr(config, name, None) for name in ("attn_logit_softcapping", "attn_logit_softcap"))
     eagle = isinstance(model, EagleBody)
     uses_own_forward = eagle or _class_of(model)[0] is llama_cuda.LlamaCuda
     return Shape(
         dtype=str(model.dtype)[6:],
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        heads=heads,
+        kv_heads=config_value(config, "num_key_value_heads") or heads,
         head_dim=head_dim(config),
         outputs=outputs_of(model),
         vocab=vocab,

@@ -176,4 +176,10 @@ KERNEL_MUTANTS = [
     Mutant("tiles: values after the last four tiles", "kernels/cpu/attention/tiled.py",
            "block(b.add(rest, single.index), 1)", "block(single.index, 1)",
            [_TILES + "attention_has_the_bits_of_the_reference"]),
+    Mutant("a rejected draft stays in a recurrent state", "bass_core/model/states.py",
+           "None if length == self._latest[row] else count", "None",
+           ["tests/bass_core/model/test_states.py::test_rows_stand_at_the_lengths_that_they_accepted"]),
+    Mutant("padding enters the state of a short prompt", "bass_core/model/prefill.py",
+           "first + min(start, end) for first", "first + start for first",
+           ["tests/bass_core/model/test_states.py::test_rows_stand_at_the_lengths_that_they_accepted"]),
 ]  # fmt: skip

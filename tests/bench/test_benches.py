@@ -207,6 +207,13 @@ def test_floor_runs(tiny):
 
 @pytest.mark.slow
 @pytest.mark.demand
+def test_both_ways_to_take_back_states_write_the_same_rounds():
+    rows = run("states", "--quick", "--dtype", "float32")["results"]
+    assert [row["rounds alike"] for row in rows] == ["3 of 3"] * 4 and all(row["ms a round"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.demand
 def test_the_parts_of_a_round_add_up(tiny):
     for row in run("rounds", "--quick", *tiny)["results"]:
         assert row["ms"] > row["with chain"] >= row["outside"] > 0 and row["judge"] > 0 < row["target"]

@@ -19,7 +19,7 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.generate import Generation
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
-from tests.support.models import BUILDERS, prompts, reference, tiny, tiny_pair
+from tests.support.models import BUILDERS, STATEFUL, prompts, reference, tiny, tiny_pair
 
 TOKENS = 16
 SEED = 3
@@ -103,8 +103,14 @@ class Case:
 
     @property
     def possible(self) -> bool:
-        return self.architecture in DRAFTS[self.draft].only and serves(
-            METHODS[self.method], self.draft, self.length, self.text
+        # Models with states attend to no trees, and as drafts they can't go back over several rounds.
+        stateful = self.architecture in STATEFUL and (
+            self.length in TREES or self.draft == "window_model" or METHODS[self.method].overlaps
+        )
+        return (
+            not stateful
+            and self.architecture in DRAFTS[self.draft].only
+            and serves(METHODS[self.method], self.draft, self.length, self.text)
         )
 
     def run(self) -> Generation:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, pairwise, product
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from bass_core import SamplingParams
 from bass_core.draft.base import Proposal, TreeProposal, point_masses, wrap_user_drafter
@@ -28,10 +29,12 @@ from bass_core.draft.window import WindowChain, WindowDrafter
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
 from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
+from bass_core.model.base import CausalModel
 from bass_core.model.pointer import Pointer
+from bass_core.model.runner import ModelRunner
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
-from tests.support.models import slow_but, small_window
+from tests.support.models import slow_but, small_window, tiny
 
 from .enumerated import BigramHead, Enumeration, Law, Scene, Table, Text, distance, enumerate_scene
 
@@ -314,6 +317,36 @@ def test_drafters_keep_the_distribution(drafter: str, rule: str, monkeypatch: py
     assert result.origins >= {"sampled", "accepted", "recovered"}
     lengths = {"copies": {0, 2}, "a head with a pointer": {1, 2}}.get(drafter, {0, 1, 2})
     assert result.drafted == ({2} if "model" in drafter or "window" in drafter else lengths)
+
+
+@dataclass(frozen=True)
+class ModelScene(Scene):
+    """A scene with real models in place of tables: each table names one of `models`."""
+
+    models: dict[Table, PreTrainedModel] = field(default_factory=dict, compare=False)
+
+    def runner(self, table: Table) -> ModelRunner:
+        model = self._models.setdefault(table, CausalModel(self.models[table]))
+        longest = max(map(len, self.prompts)) + self.new_tokens + 4
+        return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
+
+    def following(self, prompt: Text, text: Text) -> list[float]:
+        logits = self.models[self.p](input_ids=torch.tensor([(*prompt, *text)])).logits[0, -1]
+        chances: list[float] = logits.double().softmax(-1).tolist()
+        return chances
+
+
+@pytest.mark.parametrize(("rule", "length"), slow_but([("rejection", 1)], product(RULES, (1, 2))))
+def test_models_with_states_keep_the_distribution(rule: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round starts from the states of what the first one accepted, in the target and in the draft."""
+    sizes = {"vocab_size": 2, "scale": 4.0}
+    models = {P: tiny("qwen3_5", **sizes), Q: tiny("qwen3_5", seed=5, **sizes)}
+    new_tokens = 2 * length + 1
+    scene = ModelScene(
+        P, _model(Q), FixedLength(length), rule, ((0, 1),), new_tokens, rounds=2, exact=False, models=models
+    )
+    result = check_distribution(scene, monkeypatch, 1e-5)
+    assert result.origins >= {"sampled", "accepted", "recovered"}
 
 
 @pytest.mark.parametrize("rule", slow_but(["block"], RULES))

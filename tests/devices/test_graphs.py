@@ -26,7 +26,7 @@ from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_shape import JudgedTree
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
-from tests.support.models import BUILDERS, texts_of, tiny
+from tests.support.models import BUILDERS, STATEFUL, texts_of, tiny
 
 from ..conformance import table
 from .emulation import capture, emulated, ledger
@@ -36,7 +36,9 @@ pytestmark = pytest.mark.slow
 
 EMUL = torch.device(emulated.TYPE, 0)
 CUDA = [(LlamaCuda, name) for name in ("llama", "qwen3")]
-FORWARDS: list[tuple[type[CausalModel], str]] = [*((CausalModel, name) for name in BUILDERS), *CUDA]
+# Steps of models with states are not captured.
+CAPTURED = [name for name in BUILDERS if name not in STATEFUL]
+FORWARDS: list[tuple[type[CausalModel], str]] = [*((CausalModel, name) for name in CAPTURED), *CUDA]
 BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
@@ -103,7 +105,7 @@ def test_a_runner_of_captured_steps_reads_nothing(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "architecture"), [*(("bass", name) for name in BUILDERS), ("regular", "llama")]
+    ("method", "architecture"), [*(("bass", name) for name in CAPTURED), ("regular", "llama")]
 )
 def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> None:
     draft = "perturbed"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from bass_core import ModelPair, PairError, RequestError, SamplingParams, generate, race
 from bass_core.model.weights.placement import home_device, is_split, places
-from tests.support.models import BUILDERS, perturbed, prompts, texts_of, tiny, tiny_head
+from tests.support.models import BUILDERS, STATEFUL, perturbed, prompts, texts_of, tiny, tiny_head
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,12 @@ def written(pair: ModelPair, **options: Any) -> list[list[int]]:
     return texts_of(generate(pair, ROWS, **TEXT, **options))
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+def test_models_with_states_are_refused() -> None:
+    with pytest.raises(PairError, match="another forward than their class"):
+        ModelPair(spread(tiny("qwen3_5")))
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name not in STATEFUL])
 def test_texts_equal_the_cpus(name: str) -> None:
     target, draft = tiny(name), perturbed(tiny(name), 0.03)
     split = spread(target)

@@ -36,7 +36,9 @@ def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
     def build(layers: int, **others: Any) -> PreTrainedModel:
         types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)
         layer_types = {"layer_types": types} if "sliding_window" in sizes else {}
-        config: Any = getattr(tf, f"{name.replace('Gemma3', 'Gemma3Text')}Config")
+        if name in _STATEFUL:
+            layer_types = {"layer_types": (["linear_attention", "full_attention"] * layers)[-layers:]}
+        config: Any = getattr(tf, f"{name}TextConfig" if name in ("Gemma3", *_STATEFUL) else f"{name}Config")
         plain = {"tie_word_embeddings": False, "num_hidden_layers": layers}
         ids = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
         model: Any = getattr(tf, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
@@ -47,6 +49,9 @@ def _builder(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
 
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 _GROUPED = {"intermediate_size": 128, "num_key_value_heads": 2}
+_LINEAR_HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_LINEAR = _LINEAR_HEADS | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_STATEFUL = ("Qwen3_5",)
 BUILDERS = {
     "llama": _builder("Llama", **_GROUPED),
     "qwen3": _builder("Qwen3", **_GROUPED, head_dim=32),
@@ -54,12 +59,24 @@ BUILDERS = {
     "gpt2": _builder("GPT2"),
     "gpt_neox": _builder("GPTNeoX", intermediate_size=128),
     "gemma3": _builder("Gemma3", **_GROUPED, head_dim=32, sliding_window=8),
+    "qwen3_5": _builder("Qwen3_5", **_GROUPED, head_dim=32, **_LINEAR),
 }
+# The architectures with layers that keep a state.
+STATEFUL = {"qwen3_5"}
 # Weight scale as a multiple of the usual initialisation. With these scales, greedy texts don't repeat themselves,
 # and float32 rounding is a hundred times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
+SCALES |= {"qwen3_5": 6.0}
 # With this noise, a `perturbed` copy chooses the model's greedy token at about three of four positions.
-NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
+NEAR = {
+    "llama": 0.025,
+    "qwen3": 0.04,
+    "opt": 0.03,
+    "gpt2": 0.03,
+    "gpt_neox": 0.03,
+    "gemma3": 0.07,
+    "qwen3_5": 0.04,
+}
 
 
 def tiny(

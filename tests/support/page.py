@@ -18,7 +18,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from bass_core import ModelPair, load_pair
 from tests.support import ROOT
@@ -57,16 +64,23 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """Write a random Llama and a perturbed copy as its draft; return their folders (target, draft)."""
+def save_tiny_pair(folder: Path, with_states: bool = False) -> tuple[Path, Path]:
+    """Write a random Llama and a perturbed copy as its draft; return their folders (target, draft).
+
+    `with_states`: Qwen3.5 instead, one of whose two layers keeps a state.
+    """
     tokenizer = _tokenizer()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if with_states:
+        sizes |= {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+        model: PreTrainedModel = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
     # Set the end token's logit to 0, so that a text of a thousand tokens rarely draws it.
     with torch.no_grad():
         model.lm_head.weight[0] = 0

@@ -12,11 +12,12 @@ from threading import Event
 from typing import Any
 
 import pytest
+from gradio_client import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
 from tests.support.memory import alive
-from tests.support.page import hosted, pair_options, serving
+from tests.support.page import hosted, lane_texts, load_saved, pair_options, save_tiny_pair, serving
 from ui.page.choices import DRAFT_LENGTH_WORDS, choices
 from ui.page.events import Snapshot
 from ui.page.request import RaceRequest
@@ -171,3 +172,21 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             assert page.locator(".line-key li").all_text_contents() == labels
     finally:
         unregister("toy")
+
+
+def test_a_folder_of_models_with_states_races_in_the_page_and_the_api(
+    tmp_path: Path, context: BrowserContext
+) -> None:
+    pair = load_saved(save_tiny_pair(tmp_path, with_states=True))
+    assert pair.target_step.has_states and pair.draft_step.has_states
+    with (
+        hosted(race_source(pair), choices=choices(pair, "auto")) as address,
+        watched(context, address) as page,
+    ):
+        fill(page, batch=3, tokens=32)
+        run_to_the_end(page)
+        assert "" not in shown(page, "regular")
+        last = Client(address, verbose=False).submit("Hello", 3, 32, 0, 0, api_name="/race").result()
+    texts = lane_texts(last)
+    assert last["done"] and texts["regular"] == texts["speculative"] == texts["bass"]
+    assert last["lanes"]["bass"]["metrics"]["acceptance_rate"] > 0

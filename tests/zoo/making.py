@@ -50,6 +50,7 @@ _SIZES: dict[str, Any] = {
 }
 # Sizes of latent attention: keys have 8 dimensions without positions and 4 with them, values have 6.
 _LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_dim": 4, "num_key_value_heads": 4}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 # Settings that only one architecture needs.
 SPECIAL: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"v_head_dim": 4},
@@ -58,6 +59,21 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hrm_text": {"initializer_range": 0.15},
     "emu3": {"pad_token_id": 0},
     "modernbert-decoder": {"pad_token_id": 0},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 16},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 64},
+    "bamba": _MAMBA | {"attn_layer_indices": [1]},
+    "granitemoehybrid": _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 64},
+    "nemotron_h": {
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "chunk_size": 16,
+    },
+    "zamba2": {"n_mamba_heads": 4, "mamba_d_state": 16, "layers_block_type": ["mamba", "hybrid", "mamba"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
 
 

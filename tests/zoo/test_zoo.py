@@ -37,9 +37,12 @@ def test_an_architecture_runs_or_is_refused_as_documented(kind: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt"])
-def test_models_with_their_own_attention_run_in_16_bits(kind: str, dtype: torch.dtype):
-    """Their code multiplies queries with cached keys, so the cache must have the model's dtype, on a CPU too."""
+@pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt", "qwen3_5_text", "mamba2"])
+def test_models_with_their_own_attention_or_states_run_in_16_bits(kind: str, dtype: torch.dtype):
+    """Their code multiplies queries with cached keys, so the cache must have the model's dtype, on a CPU too.
+
+    Layers with states compute some of them in float32.
+    """
     model, rows = make(kind).to(dtype), [[5, 6, 7, 8, 9], [4, 5]]
     expected = [reference(model, row, 4) for row in rows]
     written = generate(ModelPair(model), rows, method="regular", max_new_tokens=4, eos_token_id=None)

@@ -40,6 +40,7 @@ from ...sample.rows import pick, stack
 from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
+from ..checks import refuse_states
 from ..request import Request
 from ..verifier import VerifiedRound
 from .draft import DraftThread, split_threads, wait_for_stream
@@ -306,6 +307,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
             'method="amusd" runs a draft model in parallel with the target, and this drafter runs no model: load '
             'the pair with draft= and choose drafter="model".'
         )
+    refuse_states(pair.draft_step, 'method="amusd"')
     if request.tree is not None:
         raise RequestError('method="amusd" drafts only chains: leave tree out, or choose method="bass".')
     if is_split(pair.target):

@@ -19,7 +19,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedConfig, masking_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.utils.generic import GeneralInterface
 
@@ -145,7 +145,7 @@ def attention_code(model: nn.Module) -> CodeLinks:
     for name in names:
         links.add_entry(ALL_MASK_ATTENTION_FUNCTIONS, name)
     kinds: list[type] = [AttentionInterface, AttentionMaskInterface, GeneralInterface]
-    for kind in [*kinds, Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer]:
+    for kind in [*kinds, Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer]:
         links.add_class(kind)
     for module in model.modules():
         # The models whose attention we replace although they don't go through the interface (attention.switch).
