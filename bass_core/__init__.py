@@ -13,7 +13,7 @@ from kernels.backends import BACKENDS as ATTENTIONS
 from kernels.support import on_zero_gpu
 
 from .decode.cost_store import may_measure
-from .decode.measuring import expected_speedup, measure_ahead
+from .decode.measuring import costs_file, expected_speedup, measure_ahead
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import (
@@ -105,6 +105,7 @@ __all__ = [
     "__version__",
     "cache_root",
     "choose_drafter",
+    "costs_file",
     "count_tokens",
     "draws",
     "expected_speedup",

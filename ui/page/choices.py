@@ -17,8 +17,9 @@ from bass_core import (
     ModelPair,
     choose_drafter,
 )
+from ui.page.first import first_race
 from ui.page.limits import MAX_DRAFT_LENGTH
-from ui.page.presets import REPEAT, first_preset
+from ui.page.presets import First
 
 Choice = tuple[str, str]
 
@@ -44,7 +45,7 @@ NEAR_TIES = (
 
 @dataclass(frozen=True)
 class Choices:
-    """The (label, value) pairs of each list, the explanation of `verifications`, and the first `preset`."""
+    """The (label, value) pairs of each list, the explanation of `verifications`, and the `first` race."""
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
     prompts: tuple[Choice, ...] = (("one prompt for all rows", "one"), ("one prompt per line", "lines"))
@@ -54,7 +55,7 @@ class Choices:
     verifications: tuple[Choice, ...] = field(default_factory=lambda: verifications())
     verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
-    preset: str = REPEAT
+    first: First = field(default_factory=First)
 
 
 def lanes() -> tuple[Choice, ...]:
@@ -89,7 +90,7 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("automatic: the fastest on this device", "auto"), *((name, name) for name in ATTENTIONS)),
-        preset=first_preset(pair),
+        first=first_race(pair),
     )
 
 
