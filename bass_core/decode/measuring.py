@@ -23,7 +23,7 @@ from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
 from ..length.acceptance import PastDrafts
 from ..length.base import LengthPolicy
-from ..length.costs import RoundCosts
+from ..length.costs import CostTable, RoundCosts, read_table
 from ..length.options import AUTO, DraftLength, make_policy, wants_costs
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
@@ -134,12 +134,17 @@ def expected_speedup(
 
 
 def costs_file(pair: ModelPair) -> Path | None:
-    """Return the file for the costs of greedy rounds with defaults, or None if the user has no cache folder.
+    """Return the file for the costs of greedy rounds with defaults (stored_costs), or None without a cache folder.
 
     Its name depends on everything that these costs depend on: pair, device, threads, versions.
     """
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     return costs_path(pair, kind, backend, SamplingParams(temperature=0.0))
+
+
+def stored_costs(pair: ModelPair) -> CostTable | None:
+    """Return the measured costs of greedy rounds with defaults, or None if none are stored."""
+    return read_table(costs_file(pair))
 
 
 @dataclass(frozen=True)

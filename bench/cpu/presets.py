@@ -33,7 +33,7 @@ NAMES = [REPEAT, QUESTIONS, "Write code", "Tell a story"]
 def main(argv: list[str]) -> None:
     """Predict, race, print, and write."""
     cli = parser("presets", __doc__ or "", "pair", "draft", "dtype")
-    cli.add_argument("--presets", nargs="*", default=NAMES, choices=NAMES, metavar="NAME")
+    cli.add_argument("--presets", nargs="*", default=list(TEXTS), choices=NAMES, metavar="NAME")
     cli.add_argument("--batches", type=whole(), nargs="*", default=list(READERS[::-1]))
     cli.add_argument("--runs", type=whole(0), default=5, help="runs of the first race and of the edited prompt")
     arguments = cli.parse_args(argv)

@@ -70,6 +70,9 @@ def form(
     with gr.Row(elem_id="start"):
         fields |= _section("numbers", limits, choices)
         run, stop = _buttons("Run")
+        gr.Button("Will it help on my prompts?", size="sm", min_width=60, elem_id="own-prompts").click(
+            None, None, None, js="() => Bass.askOwnPrompts()"
+        )
     status.render()
     note = gr.HTML(offered_presets[choices.first.name].look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
