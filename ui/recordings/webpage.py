@@ -22,7 +22,8 @@ from ui.page.request import SAMPLING, keywords
 from ui.race.feed import text
 from ui.recordings.recording import ADDED, Recorder, Recording
 from ui.recordings.revision import revision
-from ui.recordings.viewer import header, parts
+from ui.recordings.shelf import SHIPPED
+from ui.recordings.viewer import Part, header, parts
 from ui.sources.source import PairInfo
 
 # The largest file that the repository's own commands may write, in bytes.
@@ -40,35 +41,40 @@ const theme = () => document.body.classList.toggle("dark", dark.matches);
 dark.addEventListener("change", theme);
 theme();
 const mounts = [MOUNTS], values = VALUES, elements = document.querySelectorAll("[data-part]");
-const server = { recording: async () => Bass.files.embedded(document) };
+const server = { recording: async (name) => Bass.files.embedded(document, name) };
 mounts.forEach((mount, i) => mount(elements[i], { value: values[i] }, server));"""
 
 
 @cache
 def shell() -> str:
     """Return the page without a race: PLACE is where the race belongs, packed by `packed`."""
-    viewer = parts([{"name": "race", "title": TITLE, "look_for": ""}])
+    return _document(parts([{"name": "race", "title": TITLE, "look_for": ""}]), {"race": PLACE}, NOTE, POLICY)
+
+
+def _document(viewer: Sequence[Part], races: Mapping[str, str], note: str, policy: str) -> str:
+    """Return a page with these parts and packed races (by the id of their elements)."""
     body = "\n".join(
         f"<div data-part{f' id={part.elem_id!r}' if part.elem_id else ''}>{part.template}</div>" for part in viewer
     )
     mounts = ", ".join(f"(element, props, server) => {{ {part.script}; {part.after} }}" for part in viewer)
     boot = BOOT.replace("MOUNTS", mounts).replace("VALUES", text([part.value for part in viewer]))
+    embedded = "\n".join(f'<script type="text/plain" id="{name}">{race}</script>' for name, race in races.items())
     sheet = f"{(assets.STATIC / assets.FILE_STYLE).read_text(encoding='utf-8')}\n{assets.style()}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{TITLE}</title>
 <style>
 {_inline(sheet, "style")}
 </style></head>
 <body><div class="gradio-container">
 <noscript>This page plays a race with JavaScript: turn JavaScript on.</noscript>
-{header(NOTE)}
+{header(note)}
 <main id="results">
 {body}
 </main></div>
-<script type="text/plain" id="race">{PLACE}</script>
+{embedded}
 <script type="importmap">
 {assets.import_map()}
 </script>
@@ -99,6 +105,16 @@ def packed(recording: Recording) -> str:
 def webpage(recording: Recording) -> str:
     """Return a recording as an HTML file."""
     return shell().replace(PLACE, packed(recording), 1)
+
+
+def opening(names: Sequence[str]) -> str:
+    """Return an HTML file with these shipped recordings, which plays the opening if they are its own.
+
+    Opened in another page, it is the first of them.
+    """
+    offers = [{"name": name, "title": SHIPPED[name].title, "look_for": SHIPPED[name].look_for} for name in names]
+    races = {f"race-{name}" if i else "race": packed(SHIPPED[name].recording) for i, name in enumerate(names)}
+    return _document(parts(offers), races, NOTE, POLICY)
 
 
 def check_place(path: Path) -> None:

@@ -32,8 +32,9 @@ function completed({ head, ...document }) {
   return { ...document, head: { pair: {}, ...head, looks, keywords, reference } };
 }
 
-/** The recording in a saved page. */
-const embedded = async (page) => completed(JSON.parse(await unpacked(page.getElementById(ID).textContent)));
+/** The recording in a saved page, or the one with this name in a page with several. */
+const embedded = async (page, name) =>
+  completed(JSON.parse(await unpacked((page.getElementById(`${ID}-${name}`) ?? page.getElementById(ID)).textContent)));
 
 const starts = (bytes, ...values) => values.every((value, i) => bytes[i] === value);
 

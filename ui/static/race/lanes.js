@@ -109,7 +109,7 @@ class Card {
     for (let at = 0; at < spans.length;) {
       if (this.spans.length === this.parts.length * PART) this.addPart(fold);
       const some = spans.slice(at, at + this.parts.length * PART - this.spans.length), elements = some.map(({ origin, text, index }) => {
-        const span = make("span", `token ${origin}`, text);
+        const span = make("span", `token ${origin}${text && !text.trim() ? " break" : ""}`, text);
         span.token = index;
         return span;
       });
