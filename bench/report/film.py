@@ -1,6 +1,6 @@
 """`python -m bench film`: make the README's animation, docs/race.gif, from a shipped recording.
 
-With --html it makes docs/race.html instead, which plays the same recording in any browser.
+With --html it makes docs/race.html instead, which plays the page's opening in any browser.
 
 The page replays the recording without a model. Each snapshot is shown as long as in the race, and the last one for
 HOLD_MS. Nothing is measured, so every machine makes the same film.
@@ -14,9 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ui.recordings.shelf import SHIPPED
 from ui.recordings.webpage import MAX_BYTES as MAX_PAGE
-from ui.recordings.webpage import webpage
+from ui.recordings.webpage import opening
 
 from ..cpu.page import browser
 from ..robustness.serving import serve
@@ -24,6 +23,8 @@ from .pictures import _BOX
 from .report import ROOT, parser
 
 RECORDING = "win"
+# The recordings of the opening (ui/static/race/opening.js).
+OPENING = ("win", "one")
 MAX_BYTES = 2_000_000
 HOLD_MS = 5000
 PARTS = (".verdict", ".lane-grid")
@@ -75,8 +76,8 @@ def main(argv: list[str]) -> None:
 
 
 def _page(file: Path) -> None:
-    """Write the recording as a page, and print its size."""
-    size = file.write_bytes(webpage(SHIPPED[RECORDING].recording).encode())
+    """Write the opening as a page, and print its size."""
+    size = file.write_bytes(opening(OPENING).encode())
     print(f"{file.name}: {size:,} bytes, at most {MAX_PAGE:,}")
     if size > MAX_PAGE:
         raise SystemExit("The page is too large.")

@@ -138,7 +138,7 @@ def test_a_race_without_regular_or_of_one_lane(film: Page) -> None:
     for lanes in (("regular", "bass"), ("speculative", "bass"), ("bass",), ("regular",)):
         load(film, only(*lanes))
         stop = next((lane for lane in lanes if lane != "regular"), "regular")
-        labels = [f"{stop} {label}" for label in ("over Regular", "ms per token", "accepted")]
+        labels = [f"{stop} {label}" for label in ("over Regular", "ms per token, per row", "accepted")]
         assert film.evaluate(STOPS) == labels, lanes
         one = "One decoder runs alone, so there is no race."
         expect(head).to_have_text(
@@ -318,8 +318,21 @@ def test_a_step_is_chosen_with_keys_or_a_click_and_opens_in_the_inspector(film: 
     assert_accessible(film)
 
 
-def caption(page: Page, text: str) -> None:
-    expect(page.locator(".opening-caption")).to_contain_text(text, timeout=60_000)
+def said(page: Page, text: str) -> None:
+    expect(page.locator(".said")).to_contain_text(text, timeout=60_000)
+
+
+ONE_READER = (
+    "The question is read. Three decoders of one model begin to answer.",
+    "BASS: a small guesser writes 1 token first.",
+    "The model checks it in one step.",
+    "Regular: one step of the model writes one token.",
+    "“sea” is wrong: struck. One token, as in Regular, but guessing cost time.",
+    "The text says this already: copied, not computed.",
+    "All 3 hold, and the model adds one: 4 tokens from one step.",
+    "A round writes 3.3 tokens and takes as long as 1.1 steps.",
+    "Same text, 3.3 times as fast.",
+)
 
 
 def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext, shelf: str) -> None:
@@ -332,17 +345,17 @@ def test_the_opening_explains_in_three_scenes_and_loops(context: BrowserContext,
     with watching(context, shelf) as watch:
         page = watch.page
         page.goto(shelf)
-        caption(page, "One reader: both drafters are about three times as fast.")
-        expect(page.locator(".axis-words")).to_contain_text(" at 1/25 speed")
-        expect(page.locator(".sequence .draft:not([hidden])").first).to_be_visible()
-        expect(page.locator(".axis-words")).to_contain_text(" at 1/10 speed")
-        caption(page, "Four readers: one after another no longer helps, all at once does.")
+        for sentence in ONE_READER:
+            said(page, sentence)
+        said(page, "Now four people ask at once.")
         assert page.evaluate("() => Bass.tape.state.recorded.name") == "win"
-        expect(page.locator(".axis-words")).to_contain_text(" at 1/10 speed")
-        caption(page, "The text is the same, token for token")
-        caption(page, "The text is the same, token for token: 172 of 172.")
+        said(page, "Speculative: one row after another: rows 2 to 4 wait.")
+        assert page.locator("#lane-speculative .waits").count() == 3
+        said(page, f"14 tokens in the time of 1.2 steps: {speeds['win']['bass']:.1f} times as fast.")
+        said(page, "172 of 172 tokens are the same. Guessing changes nothing but the speed.")
         assert page.locator(".token.equal").count() == page.locator(".lane .sequence .token").count()
-        caption(page, "One reader")
+        said(page, "Recorded on ")
+        said(page, ONE_READER[0])
         page.click("[data-skip]")
         expect(page.locator(".opening")).to_be_hidden()
         expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest: ")
@@ -354,7 +367,7 @@ def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: Browser
         page = watch.page
         for end in ("axis", "Escape", "scene", "steps"):
             page.goto(shelf)
-            caption(page, "One reader")
+            said(page, "The question is read.")
             page.wait_for_function("() => Bass.tape.state.playing")
             if end == "axis":
                 page.click("[data-tape=next]")
@@ -365,7 +378,7 @@ def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: Browser
                 expect(page.locator(".verdict-head")).to_contain_text("BASS was fastest: ")
             else:
                 page.get_by_role("button", name="Scene 3: The same text").click()
-                caption(page, "The text is the same")
+                said(page, "172 of 172 tokens are the same.")
                 page.click("[data-recording=loss]" if end == "scene" else "[data-switch=stepping]")
             expect(page.locator(".opening")).to_be_hidden()
             assert page.locator(".step-part").is_visible() == (end == "steps")
@@ -386,3 +399,97 @@ def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: Browse
         # The lanes are drawn in the next frame.
         page.wait_for_function(f"() => ({SHOWN})().bass[0].text === 'The'")
         expect(page.locator("[data-tape=back]")).to_be_enabled()
+
+
+NARRATED = """async ([head, line, view]) => {
+  const { Race } = await import("bass/race/times.js"), race = new Race(head);
+  race.add(line);
+  return Bass.narrate(race, view).map(({ ms, text }) => [ms, text]);
+}"""
+Judged = tuple[list[str], int, str]
+
+
+def narrated(
+    page: Page, rows: int, lanes: dict[str, list[tuple[float, dict[int, Judged]]]], **metrics: float
+) -> list[str]:
+    """The sentences about a race. A lane's rounds are (ms, {row: (drafts, accepted, the model's own token)})."""
+    line: dict[str, Any] = {}
+    for name, all_rounds in lanes.items():
+        new: dict[int, list[Any]] = {row: [["s", "The", 0.0, 0]] for row in range(rows)}
+        records = []
+        for number, (end, judged) in enumerate(all_rounds, 1):
+            made = []
+            for row, (drafts, accepted, own) in judged.items():
+                start = len(new[row])
+                written = [*(("a", text) for text in drafts[:accepted]), *([("r", own)] if own else [])]
+                new[row] += [[origin, text, end, len(text)] for origin, text in written]
+                made.append({"sequence": row, "start": start, "written": len(written), "accepted": accepted,
+                             "drafted": [1] * len(drafts), "drafted_text": drafts, "parents": None, "path": None,
+                             "detail": None})  # fmt: skip
+            records.append({"kind": "verify", "round": number, "time_ms": end, "draft_ms": 0, "verify_ms": 1,
+                            "draft_forwards": 1, "rows": made})  # fmt: skip
+        line[name] = {"new": new, "rounds": records, "clock_ms": all_rounds[-1][0]}
+    looks = {"regular": {"label": "Regular"}, "speculative": {"label": "Speculative"}, "bass": {"label": "BASS"}}
+    head = {"lanes": list(lanes), "reference": "regular", "batch_size": rows, "looks": looks}
+    verdict = {"head": "Regular and BASS were level." if metrics.pop("level", 0) else "BASS was fastest: it won."}
+    view = {"done": True, "verdict": verdict, "lanes": {"bass": {"metrics": metrics}}}
+    return [text for _, text in page.evaluate(NARRATED, [head, line, view])]
+
+
+PLAIN: Judged = ([], 0, " x")
+STEPS = [(10.0 * i, {0: PLAIN}) for i in range(1, 6)]
+
+
+@pytest.mark.parametrize(("judged", "sentence"), [
+    (([" a", " b", " c"], 3, " d"), "All 3 hold, and the model adds one: 4 tokens from one step."),
+    (([" a"], 1, " d"), "The guess holds, and the model adds one: 2 tokens from one step."),
+    (([" came", " in", " the"], 2, " slowly"),
+     "“came in” holds. “the” is wrong: struck. The model writes “slowly”."),
+    (([" a", " b", " c", " d", " e", " f"], 5, " g"), "5 hold. “f” is wrong: struck. The model writes “g”."),
+    (([" sea", " a"], 0, " tide"), "“sea” is wrong: struck. One token, as in Regular, but guessing cost time."),
+    (PLAIN, "BASS: nothing is guessed here, so it is a plain step."),
+])  # fmt: skip
+def test_a_step_is_told_by_its_outcome(film: Page, judged: Judged, sentence: str) -> None:
+    rounds_of_bass = [(12.0, {0: judged}), (24.0, {0: ([" y"], 1, " z")})]
+    assert sentence in narrated(film, 1, {"regular": STEPS, "bass": rounds_of_bass})
+
+
+@pytest.mark.parametrize(("metrics", "sentence"), [
+    ({"speedup": 2.0, "round_cost": 1.25}, "Same text, 2.0 times as fast."),
+    ({"speedup": 1.01, "round_cost": 2.5, "level": 1},
+     "2.5 tokens, but checking 3 takes as long as 2.5 steps here: level."),
+    ({"speedup": 0.7, "round_cost": 3.1},
+     "Half of the guesses are wrong, and checking them costs 3.1 steps: slower."),
+    ({"speedup": 0.7, "round_cost": 3.6, "rate": 0.9},
+     "2.5 tokens, but checking 3 takes as long as 3.6 steps here: slower."),
+])  # fmt: skip
+def test_the_end_is_told_by_the_verdict(film: Page, metrics: dict[str, float], sentence: str) -> None:
+    metrics["acceptance_rate"] = metrics.pop("rate", 0.5)
+    rounds_of_bass = [(12.0, {0: ([" a", " b"], 1, " c")}), (24.0, {0: ([" a", " b"], 2, " c")})]
+    sentences = narrated(film, 1, {"regular": STEPS, "bass": rounds_of_bass}, **metrics)
+    assert sentence in sentences
+    # Regular wrote 6 tokens, and BASS 6, so nothing is said about their lengths.
+    assert not any("shorter" in text for text in sentences)
+
+
+def test_rows_and_lengths_that_differ_are_told(film: Page) -> None:
+    guess = [" a", " b"]
+    lanes: dict[str, Any] = {
+        "regular": [(10.0, {0: PLAIN, 1: PLAIN})],
+        "speculative": [(12.0, {0: (guess, 2, " c")}), (24.0, {1: (guess, 2, " c")})],
+        "bass": [(15.0, {0: (guess, 2, " c"), 1: (guess, 0, " c")}), (30.0, {1: (guess, 2, " c")})],
+    }
+    sentences = narrated(film, 2, lanes, speedup=1.5, round_cost=2.0, acceptance_rate=0.7)
+    assert sentences == [
+        "Now two people ask at once.",
+        "Speculative: one row after another: row 2 waits.",
+        "BASS: both guess, and one step checks 4 guesses.",
+        "Regular: one step writes a token for each of the two.",
+        "Row 1 keeps 2, row 2 keeps none. Nobody waits for the other.",
+        "Row 1 is done. The others go on.",
+        "BASS: a small guesser writes 2 tokens first.",
+        "The model checks all 2 in one step.",
+        "All 2 hold, and the model adds one: 3 tokens from one step.",
+        "3.5 tokens in the time of 2.0 steps: 1.5 times as fast.",
+        "Regular ended first because its text is shorter: 4 tokens of 9.",
+    ]

@@ -56,6 +56,9 @@ def test_the_switch_asks_before_each_race(page: Page) -> None:
     # A key is typed into a field, and answers the question elsewhere.
     page.click("#run")
     expect(page.locator(".bet")).to_be_visible()
+    # The last race's answer is hidden.
+    for part in (".verdict", ".axis-lanes", "#lane-bass [data-figure=speedup]"):
+        expect(page.locator(part)).to_be_hidden()
     page.locator("#prompt textarea").press_sequentially("b")
     expect(page.locator(".bet")).to_be_visible()
     page.locator(".bet-lane").nth(1).click()

@@ -133,6 +133,12 @@ def opened(
 def test_a_file_plays_inspects_and_fits_without_a_network(context: BrowserContext) -> None:
     file = ROOT / "docs/race.html"
     with opened(context, file) as page:
+        # The opening's scenes, with their prompt.
+        expect(page.locator(".said")).to_contain_text("The question is read.")
+        expect(page.locator(".asked")).to_contain_text("Asked: Repeat the following text word for word: The tide")
+        page.get_by_role("button", name="Scene 2: Four readers").click()
+        expect(page.locator(".said")).to_contain_text("Now four people ask at once.")
+        page.click("[data-skip]")
         page.wait_for_function(AT_END)
         recording = load(file)
         for lane in LANES:
@@ -159,6 +165,7 @@ def test_a_file_is_accessible(context: BrowserContext, tmp_path: Path) -> None:
     text = (ROOT / "docs/race.html").read_text(encoding="utf-8").replace("Content-Security-Policy", "x")
     (tmp_path / "race.html").write_text(text, encoding="utf-8")
     with opened(context, tmp_path / "race.html") as page:
+        page.click("[data-skip]")
         page.wait_for_function(AT_END)
         assert_accessible(page)
 

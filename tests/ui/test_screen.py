@@ -209,7 +209,7 @@ def test_a_phone_shows_the_race_first_and_run(context: BrowserContext, server: s
         page.wait_for_function("() => document.querySelector('#lane-regular .token') && Bass.tape.state.playing")
         bar, run = page.locator(".glance"), page.locator(".glance-run")
         expect(run).to_have_text("Run")
-        expect(page.locator(".opening-caption")).to_be_in_viewport(ratio=1)
+        expect(page.locator(".said")).to_be_in_viewport(ratio=1)
         page.wait_for_function("() => Bass.run().head.batch_size === 4")
         for part in (".axis-lanes", *(f"#lane-{lane} .card:last-child" for lane in LANES)):
             box, below = page.locator(part).first.bounding_box(), bar.bounding_box()

@@ -138,8 +138,8 @@ def _figures(page: Page) -> None:
     expect(page.locator(".cache-line")).to_contain_text("Round ")
     texts = page.inner_text("#results").split("\n")
     # Only lanes have the short label.
-    assert texts.count("ms per token") == len(LANES)
-    times = [text for text in texts if "ms per token" in text.lower() and text != "ms per token"]
+    assert texts.count("ms per token, per row") == len(LANES)
+    times = [text for text in texts if "ms per token" in text.lower() and text != "ms per token, per row"]
     assert len(times) >= 2 and [text for text in times if "of one sequence" not in text] == []
 
 

@@ -14,6 +14,8 @@ from bass_core import METHODS
 # By index in METHODS: the colour variables of page.css, and Plotly's names of line styles.
 COLOURS = ("lane-1", "lane-2", "lane-3", "lane-4", "lane-5")
 DASHES = ("dot", "dash", "solid", "dashdot", "longdashdot")
+# By `lengths`.
+LINES = {"batch": "guesses, checks, all rows at once", "row": "guesses, checks, one row at a time"}
 OTHER_COLOUR, OTHER_DASH = "lane-other", "longdash"
 
 
@@ -22,7 +24,8 @@ class Look(TypedDict):
 
     Attributes:
         label: the name that the page shows.
-        about: one line below the label.
+        about: explains the label.
+        line: what the lane does, in a few words below its figures.
         colour: a variable of page.css without its leading dashes.
         dash: Plotly's line style; page.css has a class "line-..." for each.
         lengths: how its draft lengths can be replayed: "batch" (one list for all rows), "row" (one list for each
@@ -31,6 +34,7 @@ class Look(TypedDict):
 
     label: str
     about: str
+    line: str
     colour: str
     dash: str
     lengths: str
@@ -41,10 +45,13 @@ def look(name: str) -> Look:
     lines = zip(METHODS, zip(COLOURS, DASHES, strict=True), strict=False)
     colour, dash = dict(lines).get(name, (OTHER_COLOUR, OTHER_DASH))
     if name not in METHODS:
-        return Look(label=name.replace("_", " "), about="", colour=colour, dash=dash, lengths="")
+        return Look(label=name.replace("_", " "), about="", line="", colour=colour, dash=dash, lengths="")
     method = METHODS[name]
     lengths = "" if not method.drafts or method.overlaps else "batch" if method.batched else "row"
-    return Look(label=method.label, about=method.about, colour=colour, dash=dash, lengths=lengths)
+    line = (
+        LINES[lengths] if lengths else "guesses while it checks" if method.drafts else "one token per row and step"
+    )
+    return Look(label=method.label, about=method.about, line=line, colour=colour, dash=dash, lengths=lengths)
 
 
 def looks(names: list[str]) -> dict[str, Look]:

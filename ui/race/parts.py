@@ -17,13 +17,22 @@ ORIGINS = {
     "recovered": "replaces a rejected draft",
     "bonus": "follows drafts that were all accepted",
 }
+# Words of the legend for the origins, for drafts and for rejected ones.
+SPOKEN = {
+    "draft": "guess",
+    "accepted": "kept",
+    "rejected": "struck",
+    "recovered": "instead",
+    "bonus": "extra",
+    "sampled": "sampled",
+}
 # In a race on a predicted clock, predicted.js marks the elements that have these attributes. HERE marks a figure
 # that is measured on this machine even in such a race.
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
 # A lane's figures: metric -> label. The first is shown large.
 FIGURES = {
     "speedup": "over Regular",
-    "ms_per_token": "ms per token",
+    "ms_per_token": "ms per token, per row",
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
@@ -48,12 +57,12 @@ CELLS = {
 }
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
-<div class="opening" hidden><p class="opening-caption" aria-live="polite"></p>
-<div class="opening-scenes" role="group" aria-label="Scenes"></div>
+<div class="opening" hidden><div class="opening-scenes" role="group" aria-label="Scenes"></div>
 <button type="button" class="action" data-skip>Skip</button></div>
 <p class="verdict-head" aria-live="off">Three decoders, one model: which is fastest?</p>
 <p class="verdict-exact"></p>
-<button type="button" class="action verdict-draws" hidden>Same distribution?</button><ul></ul>
+<button type="button" class="action verdict-draws" hidden>Same distribution?</button><p class="asked"></p>
+<p class="said" aria-live="polite"></p><ul></ul>
 <div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button>
 <button type="button" class="action" data-take="card" title="Save as a picture">Save picture</button>
 <button type="button" class="action" data-take="page" title="Save as a page" hidden>Save page</button></div>
@@ -117,8 +126,11 @@ GLANCE = """<section class="glance" aria-label="Lanes and Run" hidden>
 
 def lanes() -> str:
     """Return the verdict, the legend, a section for each lane, the switches and the tip of a token."""
-    kinds = {"draft": "draft", **{origin: f"token {origin}" for origin in ORIGINS}}
-    keys = "".join(f"<li>{term(kind, kind, classes)}</li>" for kind, classes in kinds.items())
+    keys = "".join(
+        f"<li>{term(kind, word, kind if kind not in ORIGINS else f'token {kind}')}"
+        f"{'' if word == kind else f'<small> ({kind})</small>'}</li>"
+        for kind, word in SPOKEN.items()
+    )
     switches = "".join(
         f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
         f'title="{title}">{label}</button>'
@@ -151,7 +163,8 @@ aria-labelledby="lane-{name}-title">
 <header><div class="lane-title" {BADGE}>
 <h2 id="lane-{name}-title">{term(f"lane-{name}", shown["label"])}</h2></div></header>
 <dl class="figures">{figures}</dl>
-<div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
+<div class="state-row"><p class="lane-line">{shown["line"]}</p>
+<p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
 </section>"""
@@ -256,9 +269,8 @@ def inspector() -> str:
     )
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
 <div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{formula_button("verdict")}</div><ul></ul>
-<p class="part-about">A step has to read all of the model's weights, however many tokens it writes. As long as
-reading takes longer than multiplying, the step verifies drafts of every row almost for free.
-{PAPER}.</p></section>
+<p class="part-about">A step has to read all of the model's weights, however many tokens it writes. <span
+class="why-cost"></span> {PAPER}.</p></section>
 <section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: the draft tokens, and why each was accepted or rejected. Click

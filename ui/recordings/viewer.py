@@ -89,7 +89,8 @@ def header(more: str) -> str:
     """Return the head of the page, ending with the HTML `more`, and the explanations that its words open."""
     return (
         f'<header class="bass-header"><h1>BASS</h1><p><a href="{PAPER}" target="_blank" rel="noopener">Batched '
-        f"speculative decoding</a>: same model, same text, fewer steps.</p>{more}</header>"
+        "speculative decoding</a>: a small model guesses the next words; the large one checks several in one step."
+        f"</p>{more}</header>"
         f"{formulas.template()}"
     )
 

@@ -146,6 +146,16 @@ def webpage(recording: Recording) -> str:
     return shell().replace(PLACE, packed(recording), 1)
 
 
+def opening(names: Sequence[str]) -> str:
+    """Return an HTML file with these shipped recordings, which plays the opening if they are its own.
+
+    Opened in another page, it is the first of them.
+    """
+    offers = [{"name": name, "title": SHIPPED[name].title, "look_for": SHIPPED[name].look_for} for name in names]
+    races = {f"race-{name}" if i else "race": packed(SHIPPED[name].recording) for i, name in enumerate(names)}
+    return _document(parts(offers), races, NOTE, POLICY)
+
+
 def check_place(path: Path) -> None:
     """Refuse a path at which no file can be written.
 

@@ -9,6 +9,8 @@ export * from "bass/race/predicted.js";
 export * from "bass/race/times.js";
 export * from "bass/race/tape.js";
 export * from "bass/race/playhead.js";
+export * from "bass/race/narrate.js";
+export * from "bass/race/said.js";
 export * from "bass/page/form.js";
 export * from "bass/page/links.js";
 export * from "bass/race/check.js";

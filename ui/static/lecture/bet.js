@@ -87,8 +87,7 @@ class Bet {
       button.addEventListener("click", () => this.choose(label));
       return button;
     }));
-    this.part.hidden = false;
-    this.verdict.hidden = true;
+    this.show(true);
     this.part.scrollIntoView({ block: "nearest" });
     this.list.firstElementChild?.focus({ preventScroll: true });
   }
@@ -102,8 +101,14 @@ class Bet {
   }
 
   close() {
-    this.part.hidden = true;
-    this.verdict.hidden = false;
+    this.show(false);
+  }
+
+  /** Ask, or don't. While it asks, the board hides the last race's answer. */
+  show(asks) {
+    this.part.hidden = !asks;
+    this.verdict.hidden = asks;
+    this.board.classList.toggle("asks", asks);
   }
 
   key(event) {

@@ -3,7 +3,7 @@
    - The document has the parts' templates (Gradio's config) and the first recording (ui/page/ahead.py). Other recordings
      come from Gradio's server, once it can be asked.
    - The event adopted follows when the parts have moved.
-   - There is no stage below 901 px, with reduced motion, or if the address asks for something other than the opening. */
+   - There is no stage from 701 to 900 px, where the form comes first, with reduced motion, or if the address asks for something other than the opening. */
 import { tell, make, setText } from "bass/page/page.js";
 import { linked } from "bass/page/links.js";
 import { openingScenes } from "bass/race/opening.js";
@@ -16,7 +16,7 @@ let stage = null;
 function playsOpening(offers, first) {
   const asked = new URLSearchParams(location.search), names = openingScenes.map(({ name }) => name);
   return asked.get("play") !== "off" && !linked(offers) && !OTHERS.some((name) => asked.has(name))
-    && !media("(prefers-reduced-motion: reduce)") && media("(min-width: 901px)")
+    && !media("(prefers-reduced-motion: reduce)") && media("(min-width: 901px), (max-width: 700px)")
     && names[0] === first && names.every((name) => offers.some((offer) => offer.name === name));
 }
 

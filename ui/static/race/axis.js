@@ -60,6 +60,7 @@ class Track {
     this.means = make("span", "axis-means");
     label.append(make("b", "", laneName(name)), this.means);
     this.read = make("span", "axis-read");
+    this.read.append(make("b"), make("small"));
     this.canvas = make("canvas");
     this.flag = make("span", "axis-flag");
     this.flag.hidden = true;
@@ -124,7 +125,7 @@ class Track {
 
   /** Colours and font. They are kept, because the browser computes the style of all texts before it answers. */
   looks(context) {
-    const colour = plots.palette(this.row), size = 11 * plots.type(), [card, ink, lane] = ["card", "ink", "lane"].map(colour);
+    const colour = plots.palette(this.row), size = Math.min(11 * plots.type(), 0.62 * this.size.height), [card, ink, lane] = ["card", "ink", "lane"].map(colour);
     return { card, ink, lane, size, font: `600 ${size}px ${colour.font}`, reading: hatch(context, colour("soft")) };
   }
 
@@ -169,7 +170,8 @@ class Track {
     setText(this.means, newest ? means(newest, done) : "");
     // A long time in ms would cover the hatched prompt.
     const read = (time) => (time < 1000 ? `${number(time, 0)} ms` : seconds(time, 1));
-    setText(this.read, lane?.reads.length ? read(lane.reading) : "");
+    setText(this.read.firstChild, lane?.reads.length ? `${read(lane.reading)} ` : "");
+    setText(this.read.lastChild, lane?.reads.length ? "to read the question" : "");
     this.row.classList.toggle("has-read", Boolean(lane?.reads.length));
     const flag = this.axis.flags[this.name];
     this.flag.hidden = flag === undefined || flag > ms + EPSILON;

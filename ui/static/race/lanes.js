@@ -6,7 +6,7 @@
      announce only the last one. */
 import { on, soon, number, percent, over, setText, make, term, bisect } from "bass/page/page.js";
 import { run, firstAndLast, lookOf, laneName, compared } from "bass/race/run.js";
-import { EPSILON } from "bass/race/times.js";
+import { EPSILON, draftedBy } from "bass/race/times.js";
 import { tape } from "bass/race/tape.js";
 import { mountTips } from "bass/race/tokens.js";
 import { mountAxis } from "bass/race/axis.js";
@@ -14,6 +14,7 @@ import { mountCache } from "bass/race/cache.js";
 import { mountStepper } from "bass/race/step.js";
 import { mountGlance } from "bass/race/glance.js";
 import { mountExact } from "bass/race/exact.js";
+import { mountSaid } from "bass/race/said.js";
 
 export let markEqual = null;
 const REASONS = {
@@ -35,8 +36,6 @@ const WORDS = /\b(rows?|rounds?|drafts?|plain steps?)\b/;
 // NEWEST_OF_MANY. After the race, about UNFOLDED tokens are shown again per frame.
 const PART = 64, NEWEST = 4, NEWEST_OF_MANY = 2, UNFOLDED = 1000;
 
-// Drafts are written over this share of a round, or over their own time if that is longer: it can be too short to see.
-const DRAFTING = 1 / 3;
 // A live race with more texts than this shows no drafts: they would come and go in every frame.
 const LIVE_TEXTS = 24;
 // On the wall, newly accepted drafts stay highlighted for FRESH_MS, and rejected ones fall within FALL_MS.
@@ -112,7 +111,7 @@ class Card {
     for (let at = 0; at < spans.length;) {
       if (this.spans.length === this.parts.length * PART) this.addPart(fold);
       const some = spans.slice(at, at + this.parts.length * PART - this.spans.length), elements = some.map(({ origin, text, index }) => {
-        const span = make("span", `token ${origin}`, text);
+        const span = make("span", `token ${origin}${text && !text.trim() ? " break" : ""}`, text);
         span.token = index;
         return span;
       });
@@ -151,8 +150,7 @@ class Card {
       this.text.append(...this.drafts);
     }
     if (!step) return;
-    const { begin, end, draft } = step.round, time = Math.max(draft ?? 0, DRAFTING * (end - begin));
-    const written = Math.floor(ms / time * step.chain.length + 1e-9);
+    const written = Math.floor(ms / (draftedBy(step.round) - step.round.begin) * step.chain.length + 1e-9);
     this.drafts.forEach((element, i) => (element.hidden = i >= written));
   }
 
@@ -301,7 +299,11 @@ class Lane {
   /** Show the texts at the lane's time. */
   draw(times, look) {
     const ms = tape.timeOf(this.name);
-    this.cards.forEach((card, i) => card.draw(times.rows[i], ms, tape.spansAt(this.name, i, ms), look));
+    this.cards.forEach((card, i) => {
+      const count = tape.spansAt(this.name, i, ms);
+      card.draw(times.rows[i], ms, count, look);
+      card.item.classList.toggle("waits", !count && times.clock > 0);
+    });
   }
 }
 
@@ -333,10 +335,11 @@ class Board {
     section.setAttribute("aria-labelledby", `lane-${name}-title`);
     const title = section.querySelector("h2");
     title.id = `lane-${name}-title`;
-    const { label, about, colour } = lookOf(name);
+    const { label, about, line, colour } = lookOf(name);
     section.style.setProperty("--lane", `var(--${colour})`);
     title.replaceChildren(about ? term(`lane-${name}`, label) : label);
     section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
+    setText(section.querySelector(".lane-line"), line ?? "");
     this.lanes.push(new Lane(section));
     return this.lanes.at(-1);
   }
@@ -521,6 +524,7 @@ export const mountLanes = (element) => {
   new Verdict(root.querySelector(".verdict"));
   mountStepper(root);
   mountExact(root);
+  mountSaid(root);
   new Board(root, bindBeginnings(root));
   mountAxis(root);
   mountCache(root);

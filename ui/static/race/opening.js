@@ -1,45 +1,35 @@
 /* The opening: three scenes in slow motion that explain the page, until the visitor does something.
-   - A scene is a recording, its caption (computed from it), and the speed at each moment. The last scene compares the texts
-     of the recording before it, token for token.
+   - A scene is a recording, played as slowly as its sentences (narrate.js) can be read. The last scene compares the texts of
+     the recording before it, token for token, and then names the machine.
    - It loops while it is in sight. Skip, Escape, a race, or a touch of the axis ends it. It never begins over a race.
-   - The event scene tells the index of the scene, and null at the end.
+   - The event scene tells the index of the scene, and null at the end. The event opening tells whether it moves in sight:
+     meanwhile the page's other parts wait.
    - scenes is {names, show(i), skip()} while the page offers its recordings, else null. */
-import { on, tell, setText, make, busy, number } from "bass/page/page.js";
+import { on, tell, make, busy, bisect } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
+import { EPSILON } from "bass/race/times.js";
 import { markEqual } from "bass/race/lanes.js";
+import { narrator, readingTime } from "bass/race/narrate.js";
+import { sentences, say } from "bass/race/said.js";
 
 const TICK_MS = 50;
-// How long a scene's end stands, how long the texts are compared, and how long the result stands.
-const HOLD_MS = 1000, COMPARE_MS = 4500, READ_MS = 2000;
-// The first drafts appear at FIRST speed, for FIRST_MS of race time. TAIL is the speed once both drafters have ended.
-const FIRST = 0.04, FIRST_MS = 60, SLOW = 0.1, TAIL = 0.2;
+// How long a scene's end stands after its last sentence was read, and how long the texts are compared.
+const HOLD_MS = 500, COMPARE_MS = 4500;
+// The highest speed, and the one once the narrator has ended.
+const SLOW = 0.1, TAIL = 0.2;
+const SCENES = [{ name: "one", title: "One reader" }, { name: "win", title: "Four readers" }, { name: "win", title: "The same text", compares: true }];
 
-const ends = (race) => [...race.lanes.values()].map(({ clock }) => clock);
-const WORDS = { 2: "twice", 3: "three times", 4: "four times", 5: "five times" };
-
-/** How many times as fast as Regular the other lanes are, on average, in words. */
-function about(race) {
-  const [regular, ...others] = ends(race), mean = others.reduce((sum, end) => sum + regular / end, 0) / others.length;
-  return WORDS[Math.round(mean)] ?? `${number(mean, 1)} times`;
+/** The speed at which there is time to read the sentence at `ms` until the next one. */
+function pace(ms, race) {
+  const told = sentences().filter(({ first }) => first), next = bisect(told.length, (i) => told[i].ms <= ms + EPSILON), now = told[next - 1];
+  const most = ms > (narrator(race)?.clock ?? Infinity) ? TAIL : SLOW;
+  return now ? Math.min(most, ((told[next]?.ms ?? race.end) - now.ms) / readingTime(now.text)) : most;
 }
-
-const SCENES = [
-  {
-    name: "one", title: "One reader", caption: (race) => `One reader: both drafters are about ${about(race)} as fast.`,
-    speed: (ms, race) => (ms < FIRST_MS ? FIRST : ms < Math.max(...ends(race).slice(1)) + FIRST_MS ? SLOW : TAIL),
-  },
-  {
-    name: "win", title: "Four readers", caption: () => "Four readers: one after another no longer helps, all at once does.",
-    speed: () => SLOW,
-  },
-  { name: "win", title: "The same text", compares: true, caption: () => "The text is the same, token for token" },
-];
 
 export class Opening {
   /** `load(name)` puts a recording on the tape and returns whether it may be played. */
   constructor(part, load) {
-    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true });
-    this.caption = part.querySelector(".opening-caption");
+    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
     this.dots = SCENES.map(({ title }, i) => {
       const dot = make("button");
       Object.assign(dot, { type: "button", title });
@@ -58,13 +48,11 @@ export class Opening {
     on("phase", (phase) => busy(phase) && this.stop());
     on("touched", () => this.stop());
     new IntersectionObserver((entries) => (this.shown = entries.at(-1).isIntersecting)).observe(part.closest(".bass-lanes").querySelector(".axis"));
-    // The page's other parts wait for the end of the opening, or until the visitor looks at them.
-    for (const kind of ["wheel", "touchmove", "keydown"]) document.addEventListener(kind, () => this.plays && tell("opening", false), { passive: true });
   }
 
   /** Play from this scene on. */
   async show(i) {
-    const { name, compares, caption } = SCENES[i], race = Symbol("race");
+    const { name, compares } = SCENES[i], race = Symbol("race");
     this.showing = race;
     this.leave();
     if (!(compares && tape.state.recorded?.name === name) && !await this.load(name)) return this.stop();
@@ -72,44 +60,41 @@ export class Opening {
     Object.assign(this, { at: i, since: 0, plays: true });
     this.part.hidden = false;
     tell("scene", i);
-    setText(this.caption, caption(tape.race));
     this.dots.forEach((dot, at) => dot.setAttribute("aria-pressed", String(at === i)));
     if (compares) tape.live();
     else {
-      tape.speed = SCENES[i].speed(0, tape.race);
+      tape.speed = pace(0, tape.race);
       tape.play();
     }
     this.ticked = performance.now();
     this.timer = setInterval(() => this.tick(), TICK_MS);
   }
 
-  /** Follow the scene's speed, and go to the next scene once this one has been read. */
+  /** Follow the scene's sentences, and go to the next scene once this one has been read. */
   tick() {
-    const { speed, compares } = SCENES[this.at], { state, race } = tape, now = performance.now();
+    const { compares } = SCENES[this.at], { state, race } = tape, now = performance.now();
     const passed = Math.min(1000, now - this.ticked), seen = this.shown && !document.hidden;
     this.ticked = now;
+    if (seen !== this.seen) tell("opening", (this.seen = seen));
     if (!compares && state.ms < state.end) {
       if (!seen) tape.pause();
       else if (!state.playing) tape.play();
-      tape.speed = speed(state.ms, race);
+      tape.speed = pace(state.ms, race);
       return;
     }
     if (!seen) return;
     this.since += passed;
-    if (compares) this.compare(this.since / COMPARE_MS);
-    if (this.since < (compares ? COMPARE_MS + READ_MS : HOLD_MS)) return;
-    if (this.at === SCENES.length - 1) {
-      tell("opening", false);
-      // Screen readers have heard all captions once.
-      this.caption.setAttribute("aria-live", "off");
-    }
+    const last = compares ? this.compare(this.since) : sentences().at(-1)?.text ?? "";
+    if (this.since < (compares ? COMPARE_MS : 0) + readingTime(last) + HOLD_MS) return;
+    // The charts may load between two loops.
+    if (this.at === SCENES.length - 1) tell("opening", (this.seen = false));
     this.show((this.at + 1) % SCENES.length);
   }
 
-  /** Mark the tokens that all lanes wrote alike, up to this share of the texts. */
-  compare(share) {
+  /** Mark the tokens that all lanes wrote alike, for COMPARE_MS, then name the machine. Returns the last sentence. */
+  compare(since) {
     const lanes = [...tape.race.lanes.values()], ids = lanes.map(({ rows }) => rows.map((row) => row.ids));
-    const longest = Math.max(...ids[0].map((row) => row.length)), upTo = Math.round(Math.min(1, share) * longest);
+    const longest = Math.max(...ids[0].map((row) => row.length)), upTo = Math.round(Math.min(1, 2 * since / COMPARE_MS) * longest);
     let same = 0, all = 0;
     const equal = ids[0].map((row, r) => {
       const count = row.slice(0, upTo).findIndex((id, i) => ids.some((lane) => lane[r][i] !== id));
@@ -118,7 +103,9 @@ export class Opening {
       return count < 0 ? upTo : count;
     });
     markEqual(equal);
-    setText(this.caption, `${SCENES[this.at].caption()}: ${same} of ${all}.`);
+    const { made } = tape.state.recorded, machine = `Recorded on ${made?.device ?? "another machine"}. Yours may differ: press Run.`;
+    if (upTo === longest) say(since < COMPARE_MS ? `${same} of ${all} tokens are the same. Guessing changes nothing but the speed.` : machine);
+    return machine;
   }
 
   leave() {
@@ -131,11 +118,11 @@ export class Opening {
     this.showing = null;
     this.leave();
     if (!this.plays) return;
-    this.plays = false;
+    this.plays = this.seen = false;
     this.part.hidden = true;
-    tell("scene", null);
-    tape.speed = SLOW;
     tell("opening", false);
+    tape.speed = SLOW;
+    tell("scene", null);
   }
 
   /** End the opening, and show the end of the race of four readers. */

@@ -11,6 +11,9 @@
    doesn't differ]}. */
 import { on, number, bisect } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
+import { sum } from "bass/race/times.js";
+
+export { sum };
 
 export const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
 const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
@@ -129,7 +132,6 @@ export const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text
 export const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 /** A probability with three decimals, or six if it is small. */
 export const chance = (value) => number(value, value > 0 && value < 0.001 ? 6 : 3);
-export const sum = (values) => values.reduce((total, value) => total + value, 0);
 /** The rounds of a sequence that have ended by the playhead, without its prefill. */
 export function roundsIn(sequence) {
   const clock = sequence ? tape.clockAt(sequence.lane) : 0;

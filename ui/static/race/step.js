@@ -168,7 +168,7 @@ class Stepper {
     this.pick.lane.value = lane;
     this.pick.sequence.value = sequence;
     this.go(this.steps().indexOf(step));
-    this.panel.scrollIntoView({ block: "start" });
+    this.panel.scrollIntoView({ block: "nearest" });
     this.player.focus({ preventScroll: true });
     if (this.still.matches) this.set(this.states.length - 1);
     else this.play();

@@ -167,6 +167,10 @@ export const tape = {
   get race() {
     return reel?.race ?? null;
   },
+  /** The newest view of the run, or null. */
+  get last() {
+    return reel?.shown.at(-1)?.view ?? null;
+  },
   get replaying() {
     return replaying;
   },

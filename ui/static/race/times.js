@@ -13,10 +13,13 @@ import { bisect } from "bass/page/page.js";
 // Times closer than this, in ms, are the same time.
 export const EPSILON = 1e-6;
 const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
-const sum = (values) => values.reduce((total, value) => total + value, 0);
+export const sum = (values) => values.reduce((total, value) => total + value, 0);
+
+/** When the drafts of a round stand: they are written over their own time, or over a third of the round, which can be seen. */
+export const draftedBy = ({ begin, end, draft }) => begin + Math.max(draft ?? 0, (end - begin) / 3);
 
 /** The drafts in the order in which they are shown. Of a tree: the accepted path, then the first branch below it. */
-function chainOf({ drafted, parents, path }) {
+export function chainOf({ drafted, parents, path }) {
   if (!parents) return drafted.map((_, i) => i);
   const chain = [...(path ?? [])];
   for (let next = parents.indexOf(chain.at(-1) ?? -1); next >= 0; next = parents.indexOf(next)) chain.push(next);

@@ -1,12 +1,15 @@
 /* "Why": the paper's argument, with the numbers of this race. All are means over a lane's rounds up to the
    playhead, without the prefill. The button "Why?" next to the verdict opens this part, and opens the inspector at the round in which the
    fastest lane first gained on the reference: the first one that accepted a draft. */
-import { on, number, make, bisect, soon, whole } from "bass/page/page.js";
+import { on, number, make, bisect, setText, soon, whole } from "bass/page/page.js";
 import { run, roundsIn, laneName, lookOf, sum, writtenIn } from "bass/race/run.js";
 import { wear } from "bass/race/predicted.js";
 import { tape } from "bass/race/tape.js";
+import { narrator } from "bass/race/narrate.js";
 import { pickRound } from "bass/race/inspector.js";
 
+// A round that costs less than so many plain steps is almost free.
+const CHEAP = 1.35;
 // For each lane, a list of the sums up to each of its rounds. Prefills add nothing.
 const totals = new WeakMap();
 
@@ -44,9 +47,19 @@ function sentence(name) {
   return `${laneName(name)}: a round reads the whole model for one row only, ${verifies}. It takes ${some(ms)} ms${steps}, and ${rows} rows need ${rows} such rounds.`;
 }
 
+/** What verifying costs in this race, compared with a plain step. */
+function price(cost) {
+  if (cost === null) return "";
+  const steps = `${number(cost, 2)} plain steps`;
+  if (cost < CHEAP) return `Here reading took longer than multiplying, so a step verified all drafts almost for free: for ${steps}.`;
+  return `Here multiplying took time too: verifying the drafts cost as much as ${steps}, which they had to earn back.`;
+}
+
 export const mountWhy = (element) => {
   const part = element.querySelector(".why"), list = part.querySelector("ul");
   const draw = () => {
+    const { [narrator(tape.race)?.name]: lane } = run().view?.lanes ?? {};
+    setText(part.querySelector(".why-cost"), price(lane?.metrics.round_cost ?? null));
     const lines = [...run().lanes.keys()].map(sentence).filter(Boolean);
     list.replaceChildren(...lines.map((line) => make("li", "", wear(line.slice(0, -1)) + ".")));
     part.hidden = !lines.length;
