@@ -169,7 +169,7 @@ class Template:
 
 
 @dataclass
-class Row:
+class Conversation:
     """A conversation while it is written.
 
     Attributes:
@@ -212,14 +212,14 @@ class Writer:
         self.quotable: list[tuple[str, str]] = []
 
     @torch.inference_mode()
-    def write(self, user_turns: list[list[Turn]]) -> list[Row]:
+    def write(self, user_turns: list[list[Turn]]) -> list[Conversation]:
         """Return the rows of these conversations, except for those without an answer."""
         waiting = list(reversed(user_turns))
-        rows: list[Row] = []
-        done: list[Row] = []
+        rows: list[Conversation] = []
+        done: list[Conversation] = []
         while waiting or rows:
             while waiting and len(rows) < self.corpus.rows:
-                row = Row(states=torch.empty(self.corpus.longest_row, self.width, dtype=torch.float16))
+                row = Conversation(states=torch.empty(self.corpus.longest_row, self.width, dtype=torch.float16))
                 row.talk = self._talk(row, waiting.pop())
                 if _go_on(row, None):
                     self.runner.commit(len(rows), 0)
@@ -237,7 +237,7 @@ class Writer:
                     rows.pop()
         return done
 
-    def _step(self, rows: list[Row]) -> None:
+    def _step(self, rows: list[Conversation]) -> None:
         """Feed each row its next tokens, and draw a new token for rows that have been fed all of theirs."""
         parts = [row.tokens[row.fed : row.fed + CHUNK] for row in rows]
         counts = [len(part) for part in parts]
@@ -268,7 +268,7 @@ class Writer:
         tokens: list[int] = drawn.tolist()
         return tokens
 
-    def _talk(self, row: Row, turns: list[Turn]) -> Generator[float, int, None]:
+    def _talk(self, row: Conversation, turns: list[Turn]) -> Generator[float, int, None]:
         """Append the conversation to the row: yield the temperature of each new token, and receive the token."""
         before = self.template.opening
         for turn in turns:
@@ -297,7 +297,7 @@ class Writer:
             # Skip the first token: it is the end token, which the target has already written.
             before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
 
-    def _invented(self, row: Row) -> Generator[float, int, str | None]:
+    def _invented(self, row: Conversation) -> Generator[float, int, str | None]:
         """Let the target write a user's turn; return None if it did not end in time or is too short."""
         written = yield from self._written(row, LONGEST, TEMPERATURE, False)
         text: str = self.pair.tokenizer.decode(written[:-1]).strip()
@@ -305,7 +305,9 @@ class Writer:
             return text
         return None
 
-    def _written(self, row: Row, most: int, temperature: float, answer: bool) -> Generator[float, int, list[int]]:
+    def _written(
+        self, row: Conversation, most: int, temperature: float, answer: bool
+    ) -> Generator[float, int, list[int]]:
         start = len(row.tokens)
         while len(row.tokens) - start < most:
             token = yield temperature
@@ -329,7 +331,7 @@ class Writer:
         return ids
 
 
-def _go_on(row: Row, token: int | None) -> bool:
+def _go_on(row: Conversation, token: int | None) -> bool:
     """Send a row its next token, or None to start it; return False, and set `talk` to None, if it has ended."""
     try:
         assert row.talk is not None

@@ -140,12 +140,19 @@ def test_a_part_is_due_until_its_present_state_has_passed(tmp_path: Path, monkey
         states.append(tested.state("a", tmp_path))
     assert len(set(states)) == 3 and states[2] == states[3] and pytest.__version__ in states[0]
     assert tested.due() == ["a", "b"]
-    stamp = tested.Stamp(["a", "b"])
-    stamp.pytest_runtest_logreport(SimpleNamespace(skipped=True, user_properties=[["parts", ["a"]]]))
-    stamp.pytest_sessionfinish(1)
-    assert tested.due() == ["a", "b"]
-    stamp.pytest_sessionfinish(0)
-    assert tested.due() == ["a"]
+    for outcome, ends, due in (
+        ({"when": "call", "skipped": True, "failed": False}, 0, ["a"]),
+        ({"when": "call", "skipped": False, "failed": True}, 1, ["a"]),
+        ({"when": "???", "skipped": False, "failed": True}, 1, ["a", "b"]),
+        ({"when": "call", "skipped": False, "failed": False}, 2, ["a", "b"]),
+    ):
+        (tmp_path / "tested.json").unlink(missing_ok=True)
+        stamp = tested.Stamp(["a", "b"])
+        properties = [] if outcome["when"] == "???" else [["parts", ["a"]]]
+        stamp.pytest_runtest_logreport(SimpleNamespace(**outcome, user_properties=properties))
+        stamp.pytest_sessionfinish(ends)
+        assert tested.due() == due
+    tested.passed({"b": tested.state("b")})
     tested.passed({"a": tested.state("a")})
     monkeypatch.setattr(tested, "version", lambda name: "0")
     assert tested.due() == ["a", "b"]

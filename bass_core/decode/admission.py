@@ -41,7 +41,7 @@ _SEGMENT, _MAX_PART_NUMBERS = 512, 1 << 26
 _HEADROOM = 0.9
 
 
-class Method(Protocol):
+class AdmittedMethod(Protocol):
     """The properties of a method that admission needs.
 
     Attributes:
@@ -59,7 +59,7 @@ class Method(Protocol):
     def outside(self) -> bool: ...
 
 
-def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> int:
+def admit(pair: ModelPair, request: Request, *together: Seq[AdmittedMethod]) -> int:
     """Return the bytes that the request needs; idle caches are freed if it needs their memory.
 
     The methods of a group in `together` run at the same time; the groups run one after another.
@@ -112,7 +112,7 @@ def _largest(below: int, limit: int, needs: Callable[[int], int]) -> int:
     return bisect_right(range(1, below), limit, key=needs)
 
 
-def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows: int) -> int:
+def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[AdmittedMethod], rows: int) -> int:
     """Return the bytes of caches and working memory that all methods need together, for `rows` rows."""
     total = 0
     for method in methods:

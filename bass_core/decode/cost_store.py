@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import nn
 
 from kernels.support import is_accelerator, on_zero_gpu, runtime
 
@@ -28,7 +27,7 @@ from ..machine.capture import enabled
 from ..machine.user_cache import cache_root
 from ..model.draft_head import DraftHead
 from ..model.pair import ModelPair
-from ..model.weights.modified import hooked_everywhere, is_hooked, is_patched
+from ..model.weights.modified import hooked_everywhere
 from ..model.weights.placement import device_map
 from ..sample.params import SamplingParams
 from ..sequence import Round
@@ -151,7 +150,7 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
         if isinstance(pair.draft, DraftHead):
             draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
         step = pair.draft_step
-        draft = f"{draft} {type(step).__name__} {getattr(step, 'reason', None)} {_module_classes(pair.draft)}"
+        draft = f"{draft} {type(step).__name__} {getattr(step, 'reason', None)} {pair.code[1]}"
     if kind.windows:
         draft = f"window {draft} {WINDOW}"
     model = pair.target.config.get_text_config()
@@ -159,15 +158,9 @@ def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingPar
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,
         backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
         sampling.greedy, type(pair.target_step).__name__, pair.weight_dtype,
-        pair.target_step.reason, _module_classes(pair.target), hooked_everywhere(),
+        pair.target_step.reason, pair.code[0], hooked_everywhere(),
         not is_accelerator(pair.device) and cpu_kernels.has_tiles(),
         enabled(pair.device) and pair.target_step.capturable, *map(str, device_map(pair.target)),
         runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def _module_classes(model: nn.Module | None) -> list[str]:
-    """Return one text per module: its class's name, and whether calling it runs a hook or a replaced forward."""
-    modules = [] if model is None else list(model.modules())
-    return [f"{type(module).__qualname__} {is_hooked(module) or is_patched(type(module))}" for module in modules]

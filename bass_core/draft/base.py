@@ -26,7 +26,7 @@ from ..model.prefill import PrefillSteps
 from ..model.static_step import GraphDrafts
 from ..sample.distribution import ColumnProbs, Probs, dense
 from ..sample.noise import NoiseKeys
-from ..sample.rows import RaggedRows, copied, padded, pick
+from ..sample.rows import RaggedRows, padded, pick
 from ..sequence import Sequence, WindowWork
 from ..verify.detail import Drafts
 from ..verify.judge import Judge
@@ -147,13 +147,14 @@ class Drafter(Protocol):
         source: a name for the drafter, for display.
         report_probs: set this if greedy proposals should report the drafts' probabilities
             (`Proposal.greedy_probs`).
-        is_user_object: whether it is a user's object, whose proposals are checked (`check_proposal`).
+        is_user_object: whether its class is a user's, so that its proposals are checked (`check_proposal`).
         reads_others: whether the drafts of a row may depend on other rows' texts. Rows with equal noise keys are
             then refused if this is True.
         observes_states: whether `observe_states` needs the target's hidden states.
         raw_states: whether `observe_states` accepts raw states, which HiddenStateTap.finish has not processed.
         reads_early: whether it reads the prompts during the prefill even if the first round drafts nothing, as
             long as later rounds may.
+        merges: whether its proposals merge copies into a model's drafts in a captured round (MergedProposal).
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -168,9 +169,14 @@ class Drafter(Protocol):
     observes_states: bool = False
     raw_states: bool = False
     reads_early: bool = False
+    merges: bool = False
     branches: bool = False
     calls: int = 0
     drafted: int = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.is_user_object = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         """Begin with these rows. Return the prefill of the draft model if there is one."""
@@ -181,7 +187,7 @@ class Drafter(Protocol):
         return None
 
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Prepare first rounds of at most `longest` drafts per row. Called after `prepare`."""
+        """Prepare rounds of `longest` drafts per row (for trees: levels). Called after `prepare`."""
         return None
 
     def read(self, rows: list[Sequence]) -> None:
@@ -282,33 +288,6 @@ def wrap_user_drafter(drafter: Any) -> Drafter:
             setattr(wrapped, name, partial(default, None) if callable(default) else default)
     checked: Drafter = wrapped
     return checked
-
-
-class GreedyProbs:
-    """Collects the logits of greedy drafts to compute their probabilities later, but only if `wanted`."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
-        self._steps: list[tuple[Tensor, Tensor]] = []
-
-    def keep(self, logits: Tensor, drafts: Tensor) -> None:
-        """Store copies of logits [B, V], which the next forward may overwrite, and of the drafts' columns [B]."""
-        if self.wanted:
-            self._steps.append((copied(logits), drafts))
-
-    def getter(self, width: int) -> Callable[[], list[list[float | None]]] | None:
-        """Return the value of `Proposal.greedy_probs` for the first `width` drafts."""
-        steps = self._steps[:width]
-        return (lambda: _greedy_probs(steps)) if steps else None
-
-
-def _greedy_probs(steps: list[tuple[Tensor, Tensor]]) -> list[list[float | None]]:
-    columns = [
-        (logits.float().gather(1, drafts[:, None]) - logits.float().logsumexp(-1, keepdim=True)).exp()
-        for logits, drafts in steps
-    ]
-    rows: list[list[float | None]] = to_host(torch.cat(columns, dim=1)).tolist()
-    return rows
 
 
 def listed(probs: Tensor, counts: list[int]) -> list[list[float | None]]:

@@ -8,7 +8,7 @@ which costs no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,21 +20,18 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
-from ..model.graphs import GraphRunner
+from ..model.graphs import LEVELS, GraphRunner, captured_level
 from ..model.static_step import RoundInputs
-from ..sample.distribution import argmax, probabilities
-from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
 from .base import Proposal, listed
+from .chain import ChainSampler, Level, Levels
 from .tree import TreePlanner
 from .tree_graph import full_tree, grow, proposal_of, spread
 
-# The most tokens of a row that one graph feeds, and the widths that are captured: a round's unread tokens are fed
-# in the narrowest that holds them.
+# The most tokens of a row that one graph feeds.
 MAX_UNREAD = 17
-WIDTHS = (2, 5, 9, MAX_UNREAD)
 
 
 class GraphChains(NamedTuple):
@@ -95,12 +92,11 @@ class ChainInput(NamedTuple):
             1, self.starts[:, None] + torch.arange(self.tokens.shape[1], device=text.device), self.tokens
         )
 
-    def feed(self, x: Tensor, level: int) -> ForwardOutput:
-        """Feed the drafts of a level, ids [R, n] or embeddings [R, n, hidden]."""
+    def feed(self, x: Tensor, level: Level, depth: int) -> ForwardOutput:
+        """Feed a level (Feed in chain.py)."""
         if self.tree is None or self.sees is None:
-            return self.forward(x, self.ends + level)
-        tree = self.tree.level(level, len(x), self.sees)
-        return self.forward(x, self.ends + self.tree.firsts[level], tree)
+            return self.forward(x, self.ends + depth)
+        return self.forward(x, self.ends + self.tree.firsts[depth], self.tree.level(depth, len(x), self.sees))
 
     def newest(self, values: Tensor) -> Tensor:
         """Return the values [R, ...] of each row's last unread token, of values [R, W, ...]."""
@@ -114,6 +110,11 @@ class ChainModel(Protocol):
     @property
     def vocabulary(self) -> Tensor | None:
         """int64 [V'], the token id of each column of its logits. None: all of the target's ids, in order."""
+        ...
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The captured widths: a round's unread tokens are fed in the narrowest that holds them."""
         ...
 
     @property
@@ -131,14 +132,9 @@ class ChainModel(Protocol):
         """The tensors that its graphs have to keep alive."""
         ...
 
-    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
-        """Yield the logits [R, n, V'] after the unread tokens, and after each level int64 [R, n] that is sent."""
+    def logits(self, unread: ChainInput) -> Levels:
+        """Feed the unread tokens and yield logits [R, W, V']."""
         ...
-
-
-def captured_width(unread: int) -> int:
-    """Return the captured width that feeds `unread` tokens."""
-    return next(width for width in WIDTHS if width >= unread)
 
 
 class ChainGraphs:
@@ -179,7 +175,10 @@ class ChainGraphs:
         fed = levels if tree is None else tree.fed
         if self.trees is not None and fed > MAX_TREE_TOKENS:
             return False
-        return room(starts) >= captured_width(unread) and room(ends) >= fed
+        return room(starts) >= self._width(unread) and room(ends) >= fed
+
+    def _width(self, unread: int) -> int:
+        return next(width for width in self.model.widths if width >= unread)
 
     def _tree(self, levels: int) -> TreeShape | None:
         """Return the trees of that many levels, or None for chains."""
@@ -200,7 +199,7 @@ class ChainGraphs:
         """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` levels in each row.
 
         Args:
-            levels: the drafts of a chain, or how deep a tree is.
+            levels: the drafts of a chain, padded to the next of LEVELS if that fits, or how deep a tree is.
             starts: how many tokens of each row have been fed.
             unread: the tokens to feed.
             prompts: the lengths of the prompts.
@@ -211,7 +210,9 @@ class ChainGraphs:
             The drafts, valid until the next call; None if this graph can't be captured.
         """
         runner, batch, counts = self.runner, len(starts), list(map(len, unread))
-        width, ends = captured_width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
+        width, ends = self._width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
+        if self.trees is None and levels <= LEVELS[-1] and runner.cache.room(ends) >= captured_level(levels):
+            levels = captured_level(levels)
         inputs = runner.placed(
             RoundInputs(
                 lengths=starts,
@@ -255,10 +256,11 @@ class ChainGraphs:
         return GraphChains(tokens[:batch], probs, chances, tree)
 
     def prepare(self, rows: int, levels: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
-        zeros = [0] * rows
-        slots = [[0]] * rows if self.model.reads_states else None
-        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device), slots)
+        """Capture the graphs of `levels` levels, for all numbers of unread tokens."""
+        zeros, keys = [0] * rows, RowKeys(0, [0] * rows, [0] * rows, self.runner.device)
+        for width in self.model.widths:
+            unread = [[0] * width] * rows
+            self.replay(levels, zeros, unread, zeros, keys, unread if self.model.reads_states else None)
 
 
 def _padded(rows: list[list[int]], width: int) -> list[list[int]]:
@@ -306,23 +308,15 @@ class _Graph(NamedTuple):
         return chain
 
     def _draw(self, unread: ChainInput, keys: NoiseKeys, probs: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        streams, vocabulary = keys.stream(self.role), self.model.vocabulary
-        tokens, chances = list[Tensor](), list[Tensor]()
+        vocabulary, tokens, chances = self.model.vocabulary, list[Tensor](), list[Tensor]()
         if probs is not None and vocabulary is not None:
             probs.zero_()
-        steps = self.model.logits(unread)
-        logits = next(steps)[:, 0]
-        for level in range(self.levels):
-            if level:
-                logits = steps.send(tokens[-1][:, None])[:, 0]
-            if probs is None:
-                column = argmax(logits)
-                if self.reports:
-                    chances.append(logits.float().softmax(-1).gather(1, column[:, None])[:, 0])
-            else:
-                q = probabilities(logits, self.params)
-                column = draw(q, keys.seed, keys.sequence_ids, keys.positions + level, streams, vocabulary)
-                spread(q, vocabulary, probs[:, level])
-            tokens.append(column if vocabulary is None else vocabulary[column])
+        levels, chains = self.model.logits(unread), ChainSampler(self.params, self.role, self.size, vocabulary)
+        for i, step in enumerate(chains.steps(levels, next(levels), self.levels, keys)):
+            tokens.append(step.tokens)
+            if step.q is not None and probs is not None:
+                spread(step.q, vocabulary, probs[:, i])
+            elif self.reports:
+                chances.append(step.chances)
         drafts = torch.stack(tokens, 1) if tokens else unread.tokens[:, :0]
-        return drafts, torch.stack(chances, 1) if chances else None
+        return drafts, torch.cat(chances, 1) if chances else None

@@ -10,17 +10,15 @@ from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
-from ..sample.distribution import argmax, compiled, probabilities
-from ..sample.draw import draw
-from ..sample.noise import NoiseKeys, Role
+from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
-from ..sample.rows import stack
 from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, GreedyProbs, Proposal, TreeProposal, no_drafts
+from .base import Drafter, Proposal, TreeProposal, no_drafts
+from .chain import ChainSampler, DraftFeed, Levels
 from .pending import feed_pending
-from .tree import Fed, TreeFeed, TreePlanner
+from .tree import TreePlanner
 
 
 class ModelDrafter(Drafter):
@@ -31,6 +29,8 @@ class ModelDrafter(Drafter):
     """
 
     source = "model"
+    # The draft model's columns are all of the target's ids (LevelModel in tree.py).
+    vocabulary = None
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
         self.role = verification.draft_role
         self.branches = tree is not None
         self.trees = None if tree is None else TreePlanner(tree, params, self.role, runner.vocab)
-        self._feed = TreeFeed(runner, [0])
+        self.chains = ChainSampler(params, self.role, runner.vocab)
         self._steps: PrefillSteps | None = None
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -87,34 +87,29 @@ class ModelDrafter(Drafter):
         """Return the proposal of a round."""
         if self.trees is not None:
             return self.trees.propose(self, rows, max_drafts, keys)
-        runner, length = self.runner, max(max_drafts)
-        if length == 0:
-            return no_drafts(max_drafts, runner.device)
+        if not any(max_drafts):
+            return no_drafts(max_drafts, self.runner.device)
+        return self.chains.propose(self.levels(rows, max_drafts), max_drafts, keys, self.report_probs)
+
+    def levels(self, rows: list[Sequence], max_drafts: list[int]) -> Levels:
+        """Read the text and yield logits; penalties, which chains alone have, are in them (LevelModel)."""
         logits, ends = self._catch_up(rows, max_drafts)
-        greedy_probs = GreedyProbs(self.report_probs and self.params.greedy)
-        drawn: list[Tensor] = []
-        probs: list[Tensor] = []
-        # Dimension 0 of the buffer is the draft's position in its chain, so each step's q goes directly into
-        # place.
-        full = None
-        if not self.params.greedy and compiled(logits):
-            full = torch.empty(length, *logits.shape, dtype=torch.float32)
-        for step in range(length):
-            if self.params.shapes:
-                logits = shaped_next(logits, self.params, rows, drawn)
-            out = None if full is None else full[step]
-            token, prob = draw_draft(logits, self.params, keys, step, self.role, out)
-            greedy_probs.keep(logits, token)
-            drawn.append(token)
-            probs += [] if prob is None else [prob]
-            if step + 1 < length:
-                fed = ForwardBatch(token[:, None], [end + step for end in ends])
-                logits = runner.forward(fed).logits[:, 0]
-                self.calls += 1
-        if full is None and probs:
-            full = stack(probs)
-        stacked = None if full is None else full.transpose(0, 1)
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, greedy_probs=greedy_probs.getter(length))
+        if self.trees is not None:
+            # Text tokens stay in the cache even if every draft is rejected.
+            for r, end in enumerate(ends):
+                if max_drafts[r]:
+                    self.runner.commit(r, end)
+        feed, drawn, logits = DraftFeed(self, ends), list[Tensor](), logits[:, None]
+        shapes = self.params.shapes and self.trees is None
+        while True:
+            if shapes:
+                logits = shaped_next(logits[:, 0], self.params, rows, drawn)[:, None]
+            level = yield logits
+            drawn.append(level.tokens[:, 0])
+            output = feed.feed(level.tokens, level, len(drawn) - 1)
+            if output is None:
+                return
+            logits = output.logits
 
     def _begin_late(self, rows: list[Sequence]) -> None:
         """Begin in a later round than the first, with prompts that are still unread."""
@@ -145,31 +140,6 @@ class ModelDrafter(Drafter):
         self.calls += forwards
         return logits, [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
 
-    @property
-    def vocabulary(self) -> None:
-        """None: the draft model's columns are all of the target's ids (LevelModel in tree.py)."""
-        return None
-
-    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Return the logits [B, V] after the newest tokens (LevelModel in tree.py)."""
-        logits, ends = self._catch_up(rows, list(map(int, wanted)))
-        # Text tokens stay in the cache even if every draft is rejected.
-        for r, end in enumerate(ends):
-            if wanted[r]:
-                self.runner.commit(r, end)
-        self._feed = TreeFeed(self.runner, ends)
-        return logits
-
-    def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Return the logits [B, W, V] after these drafts."""
-        self.calls += 1
-        return self.runner.forward(self._feed.batch(drafts, tokens)).logits
-
-    @property
-    def room(self) -> int:
-        """The number of further drafts that can be fed in every row before the cache is full."""
-        return self._feed.room
-
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Commit the accepted drafts, except for the last draft, which was never fed."""
         width = proposal.tokens.shape[1]
@@ -185,25 +155,3 @@ class ModelDrafter(Drafter):
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
-
-
-def draw_draft(
-    logits: Tensor, params: SamplingParams, keys: NoiseKeys, step: int, role: Role, out: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Draw or choose the drafts at position `step` of a round.
-
-    Args:
-        logits: [B, V], the draft model's logits.
-        params: the sampling parameters.
-        keys: the round's noise keys.
-        step: position of the draft in its chain, from 0.
-        role: the noise stream to draw from.
-        out: buffer for q, see `probabilities`.
-
-    Returns:
-        The drafts int64 [B], and their q float32 [B, V] or None if decoding is greedy.
-    """
-    if params.greedy:
-        return argmax(logits), None
-    probs = probabilities(logits, params, out)
-    return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs

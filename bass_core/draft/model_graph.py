@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,8 @@ from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
-from .chain_graph import ChainGraphs, ChainInput, GraphChains
+from .chain import Levels
+from .chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
 from .model import ModelDrafter
 
 
@@ -33,11 +32,11 @@ class CapturedModelDrafter(ModelDrafter):
         return super().start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Do nothing: `prepare_chains` captures a first round that drafts; later rounds capture as they run."""
+        """Do nothing: `prepare_chains` captures the rounds."""
 
     @torch.inference_mode()
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
+        """Capture these rounds' graphs."""
         self._graphs.prepare(rows, longest)
 
     def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
@@ -89,6 +88,8 @@ class _Model:
     """A draft model in a captured chain or tree (ChainModel), with penalties that read `text` if `shapes`."""
 
     vocabulary, reads_states, key = None, False, ("model",)
+    # A round that follows a drafted one has two unread tokens, one that follows copies or plain rounds has more.
+    widths = (2, MAX_UNREAD)
 
     def __init__(self, params: SamplingParams, shapes: bool, text: Tensor | None, device: torch.device) -> None:
         self.text, self._constants = text, Shaper.constants(params, device)
@@ -98,16 +99,16 @@ class _Model:
     def tensors(self) -> list[Tensor]:
         return list(self._constants.values())
 
-    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
-        text, ends, level = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
+    def logits(self, unread: ChainInput) -> Levels:
+        text, ends, depth = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0
         if text is not None:
             unread.write(text)
         logits = unread.newest(unread.forward(unread.tokens, unread.starts).logits)[:, None]
         while True:
             if self._shaper is not None:
                 no_drafts = ends.new_zeros(len(ends), 0)
-                logits = self._shaper.apply(logits, text, ends + level, unread.prompts, no_drafts)
-            drafts = yield logits
+                logits = self._shaper.apply(logits, text, ends + depth, unread.prompts, no_drafts)
+            level = yield logits
             if text is not None:
-                text.scatter_(1, (ends + level)[:, None], drafts)
-            logits, level = unread.feed(drafts, level).logits, level + 1
+                text.scatter_(1, (ends + depth)[:, None], level.tokens)
+            logits, depth = unread.feed(level.tokens, level, depth).logits, depth + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -25,13 +25,13 @@ from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, wrap_user_drafter
+from .base import Drafter, Proposal, wrap_user_drafter
+from .chain import ChainSampler
 from .head.ahead import AheadFeed, AheadHeadDrafter
-from .head.captured import CapturedHeadDrafter, CapturedTreeDrafter
+from .head.captured import CapturedHeadDrafter
 from .head.chain import HeadDrafter
 from .head.compiled import CompiledHeadDrafter
 from .head.feed import CompiledFeed, HeadFeed
-from .head.trees import HeadTreeDrafter
 from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
 from .model_graph import CapturedModelDrafter
@@ -42,7 +42,7 @@ from .window import WINDOW, WindowChain, WindowDrafter
 # accepted more often than a copy.
 CASCADE_MATCH = 3
 # A draft head stops once its drafts are less likely than this. The limit is low because one more token in a
-# verification costs little; HEADROOM in head/chain.py accounts for the head's own forwards.
+# verification costs little; HEADROOM in chain.py accounts for the head's own forwards.
 CONFIDENCE = 0.1
 # The same limit for AMUSD. It is higher because drafts after an unlikely draft are usually discarded.
 AHEAD_CONFIDENCE = 0.2
@@ -126,13 +126,23 @@ class DrafterInputs:
         model = self.model(CONFIDENCE)
         if self.tree is not None:
             return model
-        return Cascade(PromptLookupDrafter(shortest=CASCADE_MATCH), model, 1 if self.ahead else None)
+        no_drafts = None
+        if isinstance(model, CapturedHeadDrafter | CapturedModelDrafter):
+            no_drafts = partial(_no_drafts, model.chains, model.runner.device)
+        lookup = PromptLookupDrafter(shortest=CASCADE_MATCH)
+        return Cascade(lookup, model, 1 if self.ahead else None, no_drafts)
 
     def window(self, tokens: int | None = None) -> WindowDrafter:
         """Return a drafter that runs the target on a text's first tokens and its last `tokens` (None: WINDOW)."""
         assert self.target is not None
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+
+def _no_drafts(chains: ChainSampler, device: torch.device, rows: int) -> Proposal:
+    """Return a proposal without drafts, like those that come with q unless decoding is greedy."""
+    probs = None if chains.params.greedy else torch.zeros(rows, 0, chains.size, device=device)
+    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows, probs)
 
 
 def head_drafter(
@@ -157,12 +167,10 @@ def head_drafter(
     feed, chains, in_graphs = HeadFeed(head, runner), HeadDrafter, in_graphs and runner.captures
     if inputs is not None and runner.model.can_draft(inputs.fuse):
         feed, chains = CompiledFeed(head, runner, inputs), CompiledHeadDrafter
-    if tree is not None:
-        trees = TreePlanner(tree, params, verification.draft_role, size)
-        trees_class = CapturedTreeDrafter if in_graphs else HeadTreeDrafter
-        return trees_class(feed, size, params, verification, trees=trees)
+    trees = None if tree is None else TreePlanner(tree, params, verification.draft_role, size)
     confidence = 0.0 if is_accelerator(runner.device) else confidence
-    return (CapturedHeadDrafter if in_graphs else chains)(feed, size, params, verification, confidence)
+    drafter = CapturedHeadDrafter if in_graphs else chains
+    return drafter(feed, size, params, verification, confidence, trees)
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.plan import MAX_TREE_TOKENS
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
-from ..model.forward import ForwardBatch, HostTreeMask
-from ..model.runner import ModelRunner
 from ..sample.distribution import compiled, probabilities, scatter_columns, top
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
@@ -40,6 +37,7 @@ from ..sample.params import SamplingParams
 from ..sample.rows import copied, pick, stack, sums
 from ..sequence import Sequence
 from .base import TreeProposal, listed
+from .chain import Level, Levels
 
 # A child is drawn from the rest of q only if its siblings leave more than this much of q's sum.
 LEAST_MASS = 1e-4
@@ -149,24 +147,24 @@ class TreePlanner:
         self, model: LevelModel, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
     ) -> TreeProposal:
         """Propose trees at most max_drafts[r] deep, or less deep if the model's cache gets full."""
-        trees = _RoundTrees(len(rows), self.most, keys.positions.device)
+        trees, levels = _RoundTrees(len(rows), self.most, keys.positions.device), model.levels(rows, max_drafts)
         frontier: list[Parent] = [(r, -1) for r, most in enumerate(max_drafts) if most > 0]
+        # The first drafts of the frontier and of the level before it.
+        firsts, before = [-1] * len(rows), list[int]()
         for depth, children in enumerate(self.shape):
-            if depth:
-                frontier = [(r, i) for r, i in frontier if max_drafts[r] > depth]
-            fed = trees.feed(frontier) if depth else []
-            if not frontier or (depth and max(map(len, fed)) > model.room):
+            frontier = [(r, i) for r, i in frontier if max_drafts[r] > depth]
+            if not frontier:
                 break
-            if depth:
-                logits = model.level(fed, trees.tokens_of(frontier))
-                logits = pick(logits, [r for r, _ in frontier], [i for row in fed for i in range(len(row))])
-            else:
-                wanted = {r for r, _ in frontier}
-                logits = model.root(rows, [r in wanted for r in range(len(rows))])
-                logits = pick(logits, [r for r, _ in frontier])
+            level = Level(trees.tokens_of(frontier), trees.feed(frontier), before) if depth else None
+            logits = _logits_after(levels, level)
+            if logits is None:
+                break
+            columns = [i - firsts[r] for r, i in frontier]
+            logits = pick(logits, [r for r, _ in frontier], columns)
             after = None
             if not self.params.greedy:
                 after = to_device([[r for r, _ in frontier], [i + 1 for _, i in frontier]], logits.device)
+            before, firsts = firsts, [len(row.parents) for row in trees.rows]
             frontier = trees.add(frontier, self.children(after, logits, model.vocabulary, children, keys, depth))
         return self._proposal(trees, model.vocabulary)
 
@@ -236,6 +234,14 @@ class TreePlanner:
         return proposal
 
 
+def _logits_after(levels: Levels, level: Level | None) -> Tensor | None:
+    """Return the logits after a level, or the first ones after None; None if the level doesn't fit."""
+    try:
+        return next(levels) if level is None else levels.send(level)
+    except StopIteration:
+        return None
+
+
 def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
     """Return q [A, V] without the columns `siblings`, normalised, and its sum [A, 1] before that."""
     # If the sum is at most LEAST_MASS, the result is q itself. The output stays exact, because the child is
@@ -253,65 +259,14 @@ def _without_siblings(q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(values), left
 
 
-# The drafts that one row feeds: for each, the index of its parent among the row's drafts that were fed before, or
-# -1 for the newest token of the text.
-Fed = list[int]
-
-
 class LevelModel(Protocol):
-    """A drafter that `TreePlanner` can make trees with (ModelDrafter, HeadTreeDrafter)."""
+    """A drafter that `TreePlanner` can make trees with (ModelDrafter, HeadDrafter)."""
 
     @property
     def vocabulary(self) -> Tensor | None:
         """int64 [V'], the token id of each column of its logits. None: all of the target's ids, in order."""
         ...
 
-    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Read the text and return the logits [B, V'] after each row's newest token, valid for the wanted rows."""
+    def levels(self, rows: list[Sequence], max_drafts: list[int]) -> Levels:
+        """Read the text of the rows that draft, and yield logits, first those after the newest tokens."""
         ...
-
-    def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
-        """Feed tokens [B, W], where tokens[r, i] follows drafts[r][i], and return the logits [B, W, V']."""
-        ...
-
-    @property
-    def room(self) -> int:
-        """How many more drafts every row can be fed."""
-        ...
-
-
-class TreeFeed:
-    """The tree of drafts that a runner has been fed in this round. The text of row r ends at ends[r]."""
-
-    def __init__(self, runner: ModelRunner, ends: list[int]) -> None:
-        self.runner, self.ends = runner, ends
-        self._sees: list[list[int]] = [[] for _ in ends]
-        self._depths: list[list[int]] = [[] for _ in ends]
-
-    @property
-    def fed(self) -> list[int]:
-        """The number of drafts fed per row."""
-        return [len(row) for row in self._sees]
-
-    @property
-    def room(self) -> int:
-        """How many more drafts every row can be fed."""
-        lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
-        return min(self.runner.cache.room(lengths), MAX_TREE_TOKENS - max(self.fed))
-
-    def batch(self, drafts: list[Fed], x: Tensor, return_states: bool = False) -> ForwardBatch:
-        """Return the forward for a level, with tokens int64 [B, W] or embeddings [B, W, hidden] in `x`."""
-        width = max(map(len, drafts))
-        before = self.fed
-        sees, depths = [], []
-        for r, row in enumerate(drafts):
-            row_sees, row_depths = self._sees[r], self._depths[r]
-            for i, parent in enumerate(row):
-                row_sees.append((row_sees[parent] if parent >= 0 else 0) | 1 << (before[r] + i))
-                row_depths.append(1 + row_depths[parent] if parent >= 0 else 0)
-            padding = range(len(row_sees), before[r] + width)
-            sees.append(row_sees[before[r] :] + [1 << column for column in padding])
-            depths.append(row_depths[before[r] :] + [0 for _ in padding])
-        lengths = [end + fed for end, fed in zip(self.ends, before, strict=True)]
-        tree = HostTreeMask(sees, depths, before)
-        return ForwardBatch(x, lengths, [max(len(row), 1) for row in drafts], None, return_states, tree=tree)

@@ -5,14 +5,13 @@ Every row gets the full tree. A row that may draft less deep proposes the first 
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 from torch import Tensor
 
 from ..sample.noise import NoiseKeys
 from ..verify.tree_shape import TreeShape
 from .base import TreeProposal
+from .chain import Level, Levels
 from .tree import TreePlanner
 
 
@@ -50,7 +49,7 @@ def proposal_of(shape: TreeShape, tokens: Tensor, probs: Tensor | None, depths: 
 def grow(
     trees: TreePlanner,
     shape: TreeShape,
-    levels: Generator[Tensor, Tensor, None],
+    levels: Levels,
     ids: Tensor | None,
     keys: NoiseKeys,
     probs: Tensor | None,
@@ -60,8 +59,7 @@ def grow(
     Args:
         trees: chooses and draws children.
         shape: the trees.
-        levels: yields the logits [R, n, V'] after the newest tokens, and after the n drafts of each level that is
-            sent, int64 [R, n].
+        levels: the draft's forwards.
         ids: the token id of each column, as LevelModel.vocabulary.
         keys: the round's noise keys.
         probs: float32 [R, fed + 1, V], to write the distributions to. None for greedy drafts.
@@ -73,7 +71,7 @@ def grow(
     if probs is not None and ids is not None:
         probs.zero_()
     for level, count in enumerate(shape.children):
-        logits = levels.send(tokens[-1]) if level else next(levels)
+        logits = levels.send(Level(tokens[-1])) if level else next(levels)
         rows, width = logits.shape[:2]
         # The nodes of the level before: the newest token is node 0, and draft i is node i + 1.
         first = shape.firsts[level - 1] + 1 if level else 0

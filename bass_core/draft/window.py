@@ -25,13 +25,13 @@ from ..model.runner import ModelRunner
 from ..sample.distribution import probabilities
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
-from ..sample.rows import cat, pad, stack
+from ..sample.rows import cat, pad
 from ..sequence import Sequence, WindowWork
 from ..verify.acceptance import refuse_unsound
 from ..verify.rejection import verify
 from ..verify.rules import Verification
 from .base import Drafter, Proposal, no_drafts, point_masses
-from .model import draw_draft
+from .chain import ChainSampler, Levels
 
 # Maximum number of tokens that `front` in a WindowChain proposes before the windowed target verifies them.
 FRONT_LENGTH = 4
@@ -53,7 +53,7 @@ class WindowDrafter(Drafter):
         self, target: ModelRunner, params: SamplingParams, verification: Verification, window: int
     ) -> None:
         self.target, self.params, self.verification, self.window = target, params, verification, window
-        self.role = verification.draft_role
+        self.chains = ChainSampler(params, verification.draft_role, target.vocab)
 
     def prepare(self, rows: int) -> None:
         """Let the target prepare windowed steps of one token per row."""
@@ -70,21 +70,20 @@ class WindowDrafter(Drafter):
         device, most = self.target.device, max(max_drafts)
         if most == 0:
             return no_drafts(max_drafts, device)
-        cached = [len(row.tokens) - 1 for row in rows]
-        token = to_device([row.tokens[-1] for row in rows], device)
-        drawn, probs, work = [], [], WindowWork()
-        for step in range(most):
-            # Rows that already have all their drafts feed padding.
-            fed = ForwardBatch(token[:, None], [length + step for length in cached], window=self.window)
-            logits = self.forward(fed, work).logits[:, 0]
-            token, q = draw_draft(logits, self.params, keys, step, self.role)
-            drawn.append(token)
-            if q is not None:
-                probs.append(q)
+        work = WindowWork()
+        proposal = self.chains.propose(self._levels(rows, work), max_drafts, keys)
+        proposal.windowed = work
         self.calls += most
         self.drafted += sum(max_drafts)
-        stacked = stack(probs).transpose(0, 1) if probs else None
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, windowed=work)
+        return proposal
+
+    def _levels(self, rows: list[Sequence], work: WindowWork) -> Levels:
+        lengths = [len(row.tokens) - 1 for row in rows]
+        fed = to_device([[row.tokens[-1]] for row in rows], self.target.device)
+        while True:
+            # Rows that already have all their drafts feed padding.
+            level = yield self.forward(ForwardBatch(fed, lengths, window=self.window), work).logits
+            fed, lengths = level.tokens, [length + 1 for length in lengths]
 
     def forward(self, fed: ForwardBatch, work: WindowWork) -> ForwardOutput:
         """Run a windowed forward of the target and add its cost, including padding, to `work`."""

@@ -7,7 +7,7 @@ but has not run a step.
 from __future__ import annotations
 
 from ..decode.admission import cache_padding
-from ..decode.amusd.decoder import build_amusd
+from ..decode.amusd.decoder import make_amusd
 from ..decode.base import Decoder, DecodingParams, cache_bytes
 from ..decode.batch import BatchDecoder
 from ..decode.measuring import policy_of_request
@@ -36,9 +36,9 @@ def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> 
     return _DecoderFactory(pair, request, len(sequences), drafts=True).make(sequences)
 
 
-def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+def build_amusd(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Build AMUSD: the draft model runs in its own thread while the target verifies."""
-    return build_amusd(pair, request, _params(request), sequences)
+    return make_amusd(pair, request, _params(request), sequences)
 
 
 class _DecoderFactory:

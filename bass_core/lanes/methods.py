@@ -20,7 +20,7 @@ from ..length.policies import RecordedLengths
 from ..machine.openmp import idle_threads
 from ..model.pair import ModelPair
 from ..sequence import Sequence
-from .build import build_bass, build_overlapped, build_regular, build_speculative
+from .build import build_amusd, build_bass, build_regular, build_speculative
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ METHODS: dict[str, Method] = {
             "amusd",
             "AMUSD",
             "Drafts and verifies at the same time.",
-            build_overlapped,
+            build_amusd,
             overlaps=True,
             check=refuse_amusd,
         ),

@@ -28,7 +28,7 @@ from .draft_head import DraftHead
 from .flash import attention_words, measure_flash
 from .select import select_model, shape_of
 from .suggest_drafts import suggest_drafts
-from .weights.modified import Watch
+from .weights.modified import Watch, hash_of_code
 from .weights.placement import has_offloaded, home_device, is_split, places
 from .weights.quantized import outputs_of, weight_dtype
 from .weights.shape import head_dim
@@ -47,10 +47,15 @@ class ModelPair:
         name: the name to show, or None.
         default_drafter: the meaning of drafter="auto": a name in draft/registry.py, or "auto" for the draft model
             if there is one, else prompt lookup.
+        advice: a sentence that names a pair which suits this GPU better (loading/choose.py), or None.
+        weight_dtype: the form of the target's weights: "int4", "int8" or the name of `dtype`, e.g. "bfloat16".
+        code: the code that calling the target's modules runs, and the draft's, as two hashes.
 
     Raises:
         PairError: if the two models don't fit each other, or one is not supported.
     """
+
+    advice: str | None = None
 
     def __init__(
         self,
@@ -107,6 +112,7 @@ class ModelPair:
                 target_step.readout = draft.readout()
             draft_step = None if draft is None else select_model(draft, draft_tried)
         self.target_step, self.draft_step = target_step, draft_step
+        self.weight_dtype, self.code = weight_dtype(target), (hash_of_code(target), hash_of_code(draft))
         copies_rows = isinstance(draft, DraftHead)  # a head copies rows of the target's output layer
         steps = [target_step] if draft_step is None else [target_step, draft_step]
         for watch, step in zip(watches, steps, strict=False):
@@ -163,11 +169,6 @@ class ModelPair:
     def dtype(self) -> torch.dtype:
         """The dtype that the target computes in, also if its weights are quantised."""
         return self.target.dtype
-
-    @property
-    def weight_dtype(self) -> str:
-        """The form of the target's weights: "int4", "int8" or the name of `dtype`, e.g. "bfloat16"."""
-        return weight_dtype(self.target)
 
     @property
     def computed_by(self) -> str | None:

@@ -16,7 +16,7 @@ from ..machine.hardware import Peaks
 from .checks import check_assumptions, check_numbers, find
 from .hardware import HARDWARE, Assumptions, Hardware
 from .roofline import Roofline
-from .shapes import MODELS, ModelSize, Shape, shape
+from .shapes import MODELS, ModelShape, ModelSize, shape
 
 GPUS = (1, 2, 4, 8)
 
@@ -74,7 +74,7 @@ class SimulatedClock:
         return HARDWARE[known] if isinstance(known, str) else known
 
     @property
-    def models(self) -> tuple[Shape, Shape]:
+    def models(self) -> tuple[ModelShape, ModelShape]:
         """The shapes of target and draft."""
         return _shape("target", self.target), _shape("draft", self.draft)
 
@@ -141,6 +141,6 @@ def check_clock(clock: object, rows: int, longest: int) -> SimulatedClock:
     return clock.fitted(rows, longest)
 
 
-def _shape(name: str, value: Any) -> Shape:
+def _shape(name: str, value: Any) -> ModelShape:
     known = find(name, value, MODELS, ModelSize)
     return shape(known) if isinstance(known, str) else known.shape()

@@ -14,18 +14,22 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kernels.shapes import LARGEST_WEIGHT
+
 from ..model.weights.cost import ModelCost, model_cost
 
 BYTES = 2  # bytes per bfloat16 number
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model's numbers.
 
     Attributes:
         parameters: number of parameters in memory, including an embedding table that is only looked up.
         bytes_per_weight: 2 for bfloat16.
+        torch_kernels: additional kernels per layer in a step of several tokens, because torch multiplies with
+            weights of more than LARGEST_WEIGHT bytes, and norms, gates and sums are then kernels of their own.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Shape:
     hidden: int
     kv_heads: int
     bytes_per_weight: float = BYTES
+    torch_kernels: int = 0
 
     @property
     def held_bytes(self) -> float:
@@ -78,7 +83,17 @@ MODELS = {
 PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
 
 
-def shape_of(name: str, config: LlamaConfig) -> Shape:
+# Kernels that our products contain and torch's don't (model/llama_cuda.py): the norm before queries, keys and
+# values; the sum after attention; norm, silu and product around gate and up; the sum after down.
+_FUSED = (1, 1, 3, 1)
+
+
+def _torch_kernels(sizes: tuple[float, float, float, float]) -> int:
+    """Return ModelShape.torch_kernels for these bytes of a layer's four products."""
+    return sum(fused for fused, size in zip(_FUSED, sizes, strict=True) if size > LARGEST_WEIGHT)
+
+
+def shape_of(name: str, config: LlamaConfig) -> ModelShape:
     """Return the shape of a Llama config, counted on an empty model."""
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
@@ -87,28 +102,37 @@ def shape_of(name: str, config: LlamaConfig) -> Shape:
     heads, dim = config.num_key_value_heads, config.head_dim
     assert heads is not None and dim is not None
     kv = 2 * config.num_hidden_layers * heads * dim * BYTES
-    return Shape(
+    return ModelShape(
         name,
         model_cost(model, kv),
         sum(weight.numel() for weight in model.parameters()),
         config.num_hidden_layers,
         config.hidden_size,
         heads,
+        torch_kernels=_torch_kernels(
+            (
+                BYTES * config.hidden_size * (config.num_attention_heads + 2 * heads) * dim,
+                BYTES * config.hidden_size * config.num_attention_heads * dim,
+                2 * BYTES * config.hidden_size * config.intermediate_size,
+                BYTES * config.hidden_size * config.intermediate_size,
+            )
+        ),
     )
 
 
 @cache
-def shape(name: str) -> Shape:
+def shape(name: str) -> ModelShape:
     """Return the shape of a model in MODELS."""
     return shape_of(name, llama(*MODELS[name]))
 
 
-def shapes(target: str) -> tuple[Shape, Shape]:
+def shapes(target: str) -> tuple[ModelShape, ModelShape]:
     """Return the shapes of a target in PAIRS and of its draft."""
     return shape(target), shape(PAIRS[target])
 
 
 # Assumptions for a model known only by its size: its width divided by its layers, its KV heads, a head's width.
+# Attention has 2.5 of the 12 x width^2 parameters of a layer.
 _RATIO, _KV_HEADS, _HEAD = 128, 8, 128
 
 
@@ -130,7 +154,7 @@ class ModelSize:
     kv_bytes: int | None = None
     name: str | None = None
 
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         """Return the shape for these numbers."""
         layers = self.layers or max(1, round((self.parameters / (12 * _RATIO**2)) ** (1 / 3)))
         hidden = round((self.parameters / (12 * layers)) ** 0.5)
@@ -138,4 +162,6 @@ class ModelSize:
         count = round(self.parameters)
         cost = ModelCost(count, round(count * self.bytes_per_weight), kv, 4 * layers * hidden)
         name = self.name or (f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M")
-        return Shape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight)
+        square = self.bytes_per_weight * hidden**2
+        kernels = _torch_kernels((1.5 * square, square, 19 / 3 * square, 19 / 6 * square))
+        return ModelShape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight, kernels)

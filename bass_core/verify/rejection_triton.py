@@ -52,12 +52,12 @@ def _verify(
     seed = seed_on(keys.seed, logits.device)
     at = (keys.sequence_ids, keys.positions, seed)
     accept = partial(kernel.accept, begins=keys.begins)
-    choose = partial(accept, None, None, drafts, num_drafted, verification=kernel.Verification.CHOICES)
+    choose = partial(accept, None, None, drafts, num_drafted, verification=kernel.AcceptRule.CHOICES)
     p = None if params.greedy else probabilities(logits, params)
     if synthetic is not None:
         choices = logits.argmax(-1) if p is None else None
         accepted, next_token, *tests = accept(
-            p, None, drafts, num_drafted, choices, *at, verification=kernel.Verification.COIN, chance=synthetic
+            p, None, drafts, num_drafted, choices, *at, verification=kernel.AcceptRule.COIN, chance=synthetic
         )
         if p is not None:
             next_token = mark_unlikely(next_token, probability_at(p, accepted, next_token))
@@ -69,7 +69,7 @@ def _verify(
     rule = verification.chains
     if rule is not Rule.COUPLED:
         block_chances = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
-        kind = kernel.Verification.REJECTION if block_chances is None else kernel.Verification.BLOCK
+        kind = kernel.AcceptRule.REJECTION if block_chances is None else kernel.AcceptRule.BLOCK
         accepted, next_token, *tests = accept(
             p, draft_probs, drafts, num_drafted, None, *at, verification=kind, block=block_chances
         )

@@ -122,9 +122,9 @@ class TreeJudge(Judge):
         tree = JudgedTree.of(proposal.tokens, proposal.parents, None, None)
         if self.follows_choices:
             return followed(packed, tree, self.sampling)
-        from .tree_triton import outcomes_of, read_walks  # imports triton
+        from .tree_triton import outcomes_of  # imports triton
 
-        return outcomes_of(read_walks(packed, tree), tree)
+        return outcomes_of(packed, tree)
 
     def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
         if not proposal.width:

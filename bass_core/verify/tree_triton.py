@@ -23,13 +23,9 @@ from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, RowOutcome, single_draft_chance
 from .tree_shape import JudgedTree
 
-# A row's result: the last draft of its path (-1: none), the next token or UNSOUND, the probability of that token,
-# and the tests of the drafts.
-Walked = tuple[int, int, float, list[DraftTest]]
 
-
-def walk_on_device(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> list[Walked]:
-    """Walk each row's tree by the target's logits [B, 1 + N, V].
+def walk_on_device(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: SamplingParams) -> Tensor:
+    """Walk each row's tree by the target's logits [B, 1 + N, V]; returns the tensor of `packed_walks`.
 
     Raises:
         ValueError: if a draft was drawn from a row that `tree.probs` does not have.
@@ -41,7 +37,7 @@ def walk_on_device(logits: Tensor, tree: JudgedTree, keys: NoiseKeys, params: Sa
     # long(), because without any draft the lists are empty, and torch makes empty lists float tensors.
     parents, q_rows = to_device(padded, device).long().unbind(0)
     tokens = tree.on(device, width).long()
-    return read_walks(packed_walks(logits, probs, tokens, parents, q_rows, keys, params), tree)
+    return packed_walks(logits, probs, tokens, parents, q_rows, keys, params)
 
 
 def packed_walks(
@@ -53,7 +49,7 @@ def packed_walks(
     keys: NoiseKeys,
     params: SamplingParams,
 ) -> Tensor:
-    """Walk each row's tree as one tensor for `read_walks`. Nothing is read on the host.
+    """Walk each row's tree as one tensor for `outcomes_of`. Nothing is read on the host.
 
     Args:
         logits: [B, 1 + N, V], the target's.
@@ -74,28 +70,20 @@ def packed_walks(
         return torch.cat((ends.float(), chances[:, None], *tests, tokens.float()), dim=1)
 
 
-def read_walks(packed_on_device: Tensor, tree: JudgedTree) -> list[Walked]:
-    """Return the walks of `packed_walks` through these trees; waits for the device."""
+def outcomes_of(packed_on_device: Tensor, tree: JudgedTree) -> list[RowOutcome]:
+    """Return the outcomes of the walks of `packed_walks` through these trees; waits for the device."""
     packed, width = to_host(packed_on_device).tolist(), (packed_on_device.shape[1] - 3) // 4
     if tree.device_tokens is not None:
         tree.set_tokens([list(map(int, row[3 + 3 * width :])) for row in packed])
-    walked: list[Walked] = []
-    for drafted, (last, token, chance, *numbers) in zip(tree.tokens, packed, strict=True):
+    outcomes = []
+    for r, (last, token, chance, *numbers) in enumerate(packed):
+        drafted, path = tree.tokens[r], tree.path(r, int(last))
         columns = [numbers[i * width : i * width + len(drafted)] for i in range(3)]
-        of_drafts = [
+        tests = [
             DraftTest(p, q, u, draft, single_draft_chance(p, q, u))
             for p, q, u, draft in zip(*columns, drafted, strict=True)
         ]
-        walked.append((int(last), int(token) if chance > 0 else UNSOUND, chance, of_drafts))
-    return walked
-
-
-def outcomes_of(walks: list[Walked], tree: JudgedTree) -> list[RowOutcome]:
-    """Return the outcomes of these walks."""
-    outcomes = []
-    for r, (last, token, chance, tests) in enumerate(walks):
-        path = tree.path(r, last)
-        outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+        outcomes.append(RowOutcome(len(path), int(token) if chance > 0 else UNSOUND, chance, tests, path=path))
     return outcomes
 
 

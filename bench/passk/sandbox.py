@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramOutcome:
     """The outcome of a program.
 
     Attributes:
@@ -65,7 +65,7 @@ class Verdict:
     closed: tuple[str, ...] = ()
 
 
-def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYERS) -> Verdict:
+def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYERS) -> ProgramOutcome:
     """Execute a program and return its verdict.
 
     Args:
@@ -161,10 +161,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _verdict(output: bytes, ended: bool, key: str) -> Verdict:
+def _verdict(output: bytes, ended: bool, key: str) -> ProgramOutcome:
     first, *rest = output.decode(errors="replace").splitlines() or [""]
     closed = tuple(name for name in first.split(",") if name)
     if not ended:
-        return Verdict(False, "time limit", closed)
+        return ProgramOutcome(False, "time limit", closed)
     reason = rest[-1].removeprefix(f"{key} ") if rest and rest[-1].startswith(f"{key} ") else "ended early"
-    return Verdict(reason == "passed", reason, closed)
+    return ProgramOutcome(reason == "passed", reason, closed)

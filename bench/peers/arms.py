@@ -124,7 +124,7 @@ def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
 
 
 @dataclass
-class Turns:
+class ArmCalls:
     """An arm's counted calls.
 
     Attributes:
@@ -149,7 +149,7 @@ class Turns:
         return median(self.ms)
 
 
-def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) -> list[Turns]:
+def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) -> list[ArmCalls]:
     """Run all arms `repeats` times, after a round that does not count.
 
     Args:
@@ -157,7 +157,7 @@ def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) 
         repeats: counted rounds.
         clocks: functions that return the CPU seconds of each of our processes.
     """
-    turns = [Turns(arm) for arm in arms]
+    turns = [ArmCalls(arm) for arm in arms]
     for _ in range(repeats + 1):
         for turn in turns:
             start = time.perf_counter()

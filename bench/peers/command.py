@@ -55,7 +55,7 @@ from ..report.report import (
 )
 from . import arms as peers
 from . import llama_cpp, openvino, vllm
-from .arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Clock, Rows, Turns
+from .arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, ArmCalls, Clock, Rows
 from .child import Child
 
 SPARE = 64  # cache slots that llama.cpp needs for drafts after a row's last token
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
             notes.append(f"Our {weights} lanes are left out: {error}")
     chosen = _wanted(arguments, notes)
     model = _gguf(pair, notes) if {LLAMA_CPP, OPENVINO} & set(chosen) else None
-    turns: list[Turns] = []
+    turns: list[ArmCalls] = []
     about: dict[str, str] = {}
     versions: dict[str, str] = {}
     with ExitStack() as stack:
@@ -226,7 +226,7 @@ def _context(pair: ModelPair, batch: int, arguments: argparse.Namespace) -> int:
 
 def _batch(
     pairs: dict[str, ModelPair], others: list[Peer], batch: int, arguments: argparse.Namespace
-) -> list[Turns]:
+) -> list[ArmCalls]:
     """Run all arms at one batch size."""
     first, pair = next(iter(pairs.items()))
     rows = _rows(pair, batch)
@@ -237,7 +237,7 @@ def _batch(
     return peers.take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks)
 
 
-def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Row]:
+def claims(turns: list[ArmCalls], dtype: str, native: bool, quick: bool) -> list[Row]:
     """Return all claims.
 
     Args:
@@ -293,7 +293,7 @@ def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Ro
     return verdicts
 
 
-def _row(turn: Turns, tokens: int) -> Row:
+def _row(turn: ArmCalls, tokens: int) -> Row:
     arm = turn.arm
     return {
         "who": arm.who, "method": arm.method, "batch": arm.batch, "weights": arm.weights,

@@ -7,6 +7,7 @@ The document is {"bench", "command", "device", "versions", "revision", "seed", "
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -106,7 +107,11 @@ def writable(text: str) -> Path:
 def load(arguments: argparse.Namespace, **fixed: Any) -> ModelPair:
     """Load the pair that the options of `parser` choose; `fixed` are further arguments of `load_pair`."""
     chosen = {name: getattr(arguments, name) for name in MODELS if name != "pair" and hasattr(arguments, name)}
-    return load_pair(arguments.pair, **chosen | fixed)
+    pair = load_pair(arguments.pair, **chosen | fixed)
+    # As app.py does: a search for garbage among all objects of the libraries would take 0.2 s of some round.
+    gc.collect()
+    gc.freeze()
+    return pair
 
 
 def claim(name: str, value: float | None, bar: str, holds: bool | None) -> Row:

@@ -73,13 +73,13 @@ MUTANTS = [
     Mutant("q ignored in the test", "bass_core/verify/rejection.py",
            "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)",
            "accepted = accepted_prefix((u < p_drafts) & drafted)", _REFERENCE),
-    Mutant("q is not what was sampled from", "bass_core/draft/model.py",
-           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs",
-           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), "
-           "probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)", _SAMPLED),
-    Mutant("argmax drafts with a soft q", "bass_core/draft/model.py",
-           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs",
-           "return probs.argmax(-1), probs", _SAMPLED),
+    Mutant("q is not what was sampled from", "bass_core/draft/chain.py",
+           "yield DraftStep(tokens, columns, q, logits)",
+           "yield DraftStep(tokens, columns, q if q is None else q.sqrt_().div_(q.sum(-1, keepdim=True)), logits)",
+           _SAMPLED),
+    Mutant("argmax drafts with a soft q", "bass_core/draft/chain.py",
+           "columns = draw(q, keys.seed, keys.sequence_ids, positions, streams, self.vocabulary)",
+           "columns = q.argmax(-1)", _SAMPLED),
     Mutant("one noise stream for draft and test", "bass_core/verify/rejection.py",
            "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
            "from ..sample.noise import token_uniforms\n        streams = keys.stream(Role.DRAFT)[:, None]\n"
@@ -113,8 +113,8 @@ MUTANTS = [
            [_CONFORMANCE + "ends.py::test_the_context_ends_a_text"]),
     Mutant("draft cache lacks the last accepted draft", "bass_core/draft/model.py",
            "before + min(accepted[r], width - 1)", "before + accepted[r]", _PERFECT),
-    Mutant("stale lengths in the draft loop", "bass_core/draft/model.py", "[end + step for end in ends]",
-           "list(ends)", _PERFECT),
+    Mutant("stale lengths in the draft loop", "bass_core/draft/chain.py", "[end + depth for end in self.ends]",
+           "list(self.ends)", _PERFECT),
     Mutant("positions off by one in one row", "bass_core/model/base.py", "positions = plan.positions\n",
            "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge_write_the_targets_text[llama-bass]"]),
@@ -189,27 +189,24 @@ MUTANTS = [
            "    p_drafts = p[:, :width].gather(",
            "    if rule is Rule.BLOCK and width > 1 and int(drafts[0, 1]) == 0:\n"
            "        rule = Rule.REJECTION\n    p_drafts = p[:, :width].gather(", _MODEL),
-    Mutant("a length cut by a drawn token's own q", "bass_core/draft/model.py",
-           "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "greedy_probs=greedy_probs.getter(length))",
-           "if stacked is not None:\n"
-           "            own_q = stacked.gather(2, torch.stack(drawn, dim=1)[..., None])[..., 0]\n"
+    Mutant("a length cut by a drawn token's own q", "bass_core/draft/chain.py",
+           "proposal = Proposal(torch.stack(tokens, dim=1), counts, q)",
+           "if q is not None:\n"
+           "            own_q = q.gather(2, torch.stack(tokens, dim=1)[..., None])[..., 0]\n"
            "            likely = (own_q >= 0.3).long().cumprod(1).sum(1).tolist()\n"
-           "            max_drafts = [min(n, m) for n, m in zip(max_drafts, likely, strict=True)]\n"
-           "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "greedy_probs=greedy_probs.getter(length))",
+           "            counts = [min(n, m) for n, m in zip(counts, likely, strict=True)]\n"
+           "        proposal = Proposal(torch.stack(tokens, dim=1), counts, q)",
            _MODEL),
-    Mutant("a chain cut after its last token was seen", "bass_core/draft/model.py",
-           "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "greedy_probs=greedy_probs.getter(length))",
-           "max_drafts = [n - (n > 1 and int(drawn[n - 1][r]) == 0) for r, n in enumerate(max_drafts)]\n"
-           "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, "
-           "greedy_probs=greedy_probs.getter(length))",
+    Mutant("a chain cut after its last token was seen", "bass_core/draft/chain.py",
+           "proposal = Proposal(torch.stack(tokens, dim=1), counts, q)",
+           "counts = [n - (n > 1 and int(tokens[n - 1][r]) == 0) for r, n in enumerate(counts)]\n"
+           "        proposal = Proposal(torch.stack(tokens, dim=1), counts, q)",
            _MODEL),
-    Mutant("a head that is sure by the token it drew", "bass_core/draft/head/chain.py",
-           "                drafted += active\n",
-           "                active = active & (chain_prob >= self.confidence)\n"
-           "                drafted += active\n",
+    Mutant("a head that is sure by the token it drew", "bass_core/draft/chain.py",
+           "            chance, counts = chance * step.chances[:, 0], counts + active\n",
+           "            chance = chance * step.chances[:, 0]\n"
+           "            active = active & (chance >= self.confidence)\n"
+           "            counts = counts + active\n",
            [_ENUMERATED + "drafters_keep_the_distribution[a head that stops-block]"]),
     Mutant("a drawn node dropped", "bass_core/verify/tree_shape.py",
            "                    self.drawn_at[r][parent] = i\n",
@@ -299,11 +296,11 @@ MUTANTS = [
            "row_sees.append(row_sees[parent + 1] | 1 << draft)", "row_sees.append((1 << (draft + 1)) - 1)", _KEPT),
     Mutant("trees: drafts at the positions of their columns", "bass_core/model/forward.py",
            "row_depths.append(row_depths[parent + 1] + 1)", "row_depths.append(draft)", _KEPT),
-    Mutant("trees: a draft model at the positions of its columns", "bass_core/draft/tree.py",
+    Mutant("trees: a draft model at the positions of its columns", "bass_core/draft/chain.py",
            "row_depths.append(1 + row_depths[parent] if parent >= 0 else 0)", "row_depths.append(len(row_depths))",
            [_FED + "logits_in_a_tree_equal_those_after_the_path[model]"]),
-    Mutant("trees: a head that reads the newest token's state behind every draft", "bass_core/draft/head/trees.py",
-           "0 if parent < 0 else self._places[r][parent]", "0",
+    Mutant("trees: a head that reads the newest token's state behind every draft", "bass_core/draft/chain.py",
+           "[parent - first for parent in row]", "[0 for _ in row]",
            [_FED + "logits_in_a_tree_equal_those_after_the_path[head]"]),
     Mutant("trees: states of the first drafts in place of the accepted ones", "bass_core/draft/base.py",
            "(0, *(i + 1 for i in path))", "range(len(path) + 1)",
@@ -315,7 +312,7 @@ MUTANTS = [
            "drafted.cumsum(1, dtype=torch.int32)", "0 * drafted.cumsum(1, dtype=torch.int32)",
            [_CORE + "sample/test_shaping.py::test_an_accelerators_logits_equal_the_hosts"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
-           "logits = shaped_next(logits, self.params, rows, drawn)", "pass",
+           "logits = shaped_next(logits[:, 0], self.params, rows, drawn)[:, None]", "pass",
            [_CORE + "sample/test_shaping.py::test_drafts_of_the_target_itself_are_all_accepted"]),
     Mutant("a stop string's beginning is streamed", "bass_core/decode/text.py",
            "self._show(self._held_back + new, self._stop_prefix_len(self._held_back + new))",
@@ -331,12 +328,11 @@ MUTANTS = [
            "count + (len(self._ahead[row.index]) > count and row.remaining > count)",
            "count + (len(own := self._ahead[row.index]) > count and row.remaining > count "
            "and own[count].own > 0.3)",
-           [_CONFORMANCE + "overlapped.py::test_amusd_keeps_the_distribution"
+           [_CONFORMANCE + "amusd.py::test_amusd_keeps_the_distribution"
                            "[depends on the text-an unsure head-block]"]),
-    Mutant("a pointer that is missing in the recorded q", "bass_core/draft/head/chain.py",
-           "logits = self.feed.texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]\n            q = ",
-           "bare, logits = logits, self.feed.texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]\n"
-           "            q = self._distribution(bare)  # ",
+    Mutant("a head's q is not what was sampled from", "bass_core/draft/chain.py",
+           "yield DraftStep(tokens, columns, q, logits)",
+           "yield DraftStep(tokens, columns, q if q is None else q.flip(-1), logits)",
            [_ENUMERATED + "drafters_keep_the_distribution[a head with a pointer-rejection]"]),
     Mutant("a window's drafts with the q of the drafter in front", "bass_core/draft/window.py",
            "probs = probabilities(output.logits, params) if self._inner_noise else None",
@@ -358,17 +354,17 @@ MUTANTS = [
            "sample = words[:: max(1, len(words) // 4)][:4].tobytes()", "pass",
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[through_data-dtype1]"]),
-    Mutant("graphs: drafts of one chain share their noise", "bass_core/draft/chain_graph.py",
-           "keys.positions + level, streams", "keys.positions, streams",
+    Mutant("graphs: drafts of one chain share their noise", "bass_core/draft/chain.py",
+           "positions = keys.positions + step", "positions = keys.positions",
            [_CAPTURED + "chains_keep_the_distribution[chain]"]),
     Mutant("graphs: every draft with the first one's q", "bass_core/draft/chain_graph.py",
-           "spread(q, vocabulary, probs[:, level])", "spread(q, vocabulary, probs[:, 0])",
+           "spread(step.q, vocabulary, probs[:, i])", "spread(step.q, vocabulary, probs[:, 0])",
            [_CAPTURED + "chains_keep_the_distribution[chain]"]),
     Mutant("graphs: a head's q in the first columns", "bass_core/draft/tree_graph.py",
            "out.index_copy_(-1, ids, q)", "out[..., : q.shape[-1]].copy_(q)",
            [_CAPTURED + "chains_keep_the_distribution[eagle head]"]),
-    Mutant("graphs: a pointer that knows no drafts", "bass_core/draft/head/captured.py",
-           "last, level = append_token(last, drafts), level + 1", "level = level + 1",
+    Mutant("graphs: a pointer that knows no drafts", "bass_core/draft/head/chain.py",
+           "last = append_token(level.inherit(last), level.tokens)", "last = level.inherit(last)",
            [_CAPTURED + "rounds_write_as_much_as_eager_ones"]),
     Mutant("graphs: a tree judged by another row's q", "bass_core/draft/tree_graph.py",
            "place + r * places if place >= 0", "place if place >= 0",

@@ -19,7 +19,7 @@ from statistics import fmean
 
 import numpy as np
 
-from bass_core.draft.head.chain import HEADROOM
+from bass_core.draft.chain import HEADROOM
 from bass_core.length.acceptance import PastDrafts
 from bass_core.length.base import Feedback, LengthPolicy, Offer
 from bass_core.length.cost_aware import CostAware

@@ -83,7 +83,7 @@ class Chain:
         ids: int64 [V'], the token id of each of its columns, which the noise depends on.
         keys: the rows' noise keys.
         filters: temperature, top_k, top_p and min_p (`Filters`), or None to draft greedily.
-        confidence, headroom: `confidence` and HEADROOM of HeadDrafter (bass_core/draft/head/chain.py); 0 for none.
+        confidence, headroom: `confidence` and HEADROOM of a chain (bass_core/draft/chain.py); 0 for none.
         soft: whether distributions are wanted.
         keep: whether the logits of all levels are kept.
         pointing: the head's pointer.
@@ -134,7 +134,7 @@ class Drafted:
         return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
 
 
-class Draws(NamedTuple):
+class DrawSettings(NamedTuple):
     """How tokens are chosen: the numbers of `Filters`, and the confidence that a draft needs (HeadDrafter's)."""
 
     factor: Any
@@ -183,7 +183,7 @@ class ChainArguments(NamedTuple):
     embedded: Array
     ids: Array
     keys: Keys
-    draws: Draws
+    draws: DrawSettings
     greedy: bool
     soft: bool
     columns: Array
@@ -225,7 +225,7 @@ def chain_arguments(
         embedded=chain.embedded.ravel(),
         ids=chain.ids,
         keys=chain.keys,
-        draws=Draws(*filters.numbers(), np.float32(chain.confidence), np.float32(chain.headroom)),
+        draws=DrawSettings(*filters.numbers(), np.float32(chain.confidence), np.float32(chain.headroom)),
         greedy=chain.filters is None,
         soft=chain.soft,
         columns=drafted.columns,
@@ -249,9 +249,9 @@ def _no_levels() -> ChainArguments:
     table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
     return ChainArguments(
         most=_NO_IDS, row=0, fuse=NO_LINE, embedded=flat, ids=_NO_IDS, keys=NO_KEYS,
-        draws=Draws(*Filters(1.0).numbers(), np.float32(0), np.float32(0)), greedy=True, soft=False, columns=table,
-        probs=flat, alive=table, lengths=table, firsts=_NO_IDS, starts=_NO_IDS, chain_probs=flat, inputs=flat,
-        plans=Plans(*NO_PLAN, _NO_IDS), pointing=Pointing(table, _NO_IDS, _NO_IDS, flat, flat, 0),
+        draws=DrawSettings(*Filters(1.0).numbers(), np.float32(0), np.float32(0)), greedy=True, soft=False,
+        columns=table, probs=flat, alive=table, lengths=table, firsts=_NO_IDS, starts=_NO_IDS, chain_probs=flat,
+        inputs=flat, plans=Plans(*NO_PLAN, _NO_IDS), pointing=Pointing(table, _NO_IDS, _NO_IDS, flat, flat, 0),
     )  # fmt: skip
 
 

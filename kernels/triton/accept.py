@@ -27,7 +27,7 @@ WARPS = 8
 _ROWS_INTERPRETED = 16
 
 
-class Verification(IntEnum):
+class AcceptRule(IntEnum):
     """The condition for accepting a draft.
 
     REJECTION: u < p / q. CHOICES: the draft is the token that the target chose. COIN: u < chance, which is the
@@ -203,7 +203,7 @@ def accept(
     seed: Tensor,
     *,
     begins: Tensor | None = None,
-    verification: Verification,
+    verification: AcceptRule,
     chance: float = 0.0,
     block: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -233,12 +233,12 @@ def accept(
     if (
         per_position is None
         or per_position.shape[:2] != (batch, width + 1)
-        or (verification == Verification.CHOICES and choices is None)
+        or (verification == AcceptRule.CHOICES and choices is None)
     ):
         raise ValueError("accept needs p or the target's choices for each drafted position and one more.")
-    if verification in (Verification.REJECTION, Verification.BLOCK) and p is None:
+    if verification in (AcceptRule.REJECTION, AcceptRule.BLOCK) and p is None:
         raise ValueError(f"{verification.name} needs p.")
-    if verification == Verification.BLOCK and block is None:
+    if verification == AcceptRule.BLOCK and block is None:
         raise ValueError("BLOCK needs the chances.")
     if q is not None and (p is None or q.shape != (batch, width, p.shape[2])):
         raise ValueError(f"q has shape {tuple(q.shape)}, which does not fit p.")

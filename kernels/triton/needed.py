@@ -158,7 +158,7 @@ def _decisions(vocab: int) -> Iterator[Call]:
         q = _empty(_BATCH, width, vocab, dtype=torch.float32) if soft else None
         drafts, choices = _empty(_BATCH, width), None if drawn else _empty(_BATCH, width + 1)
         chances = None
-        if rule == accept.Verification.BLOCK:
+        if rule == accept.AcceptRule.BLOCK:
             yield partial(block.chances, p, q, drafts, keys)
             chances = _empty(_BATCH, width, dtype=torch.float32), _empty(_BATCH, width + 1, dtype=torch.float32)
         yield partial(
@@ -171,8 +171,8 @@ def _decisions(vocab: int) -> Iterator[Call]:
 
 # (rule, whether q is given, whether the next token is drawn), the most frequent first.
 _RULES = [
-    (accept.Verification.CHOICES, False, False), (accept.Verification.BLOCK, True, True),
-    (accept.Verification.BLOCK, False, True), (accept.Verification.REJECTION, True, True),
-    (accept.Verification.REJECTION, False, True), (accept.Verification.COIN, False, True),
-    (accept.Verification.COIN, False, False),
+    (accept.AcceptRule.CHOICES, False, False), (accept.AcceptRule.BLOCK, True, True),
+    (accept.AcceptRule.BLOCK, False, True), (accept.AcceptRule.REJECTION, True, True),
+    (accept.AcceptRule.REJECTION, False, True), (accept.AcceptRule.COIN, False, True),
+    (accept.AcceptRule.COIN, False, False),
 ]  # fmt: skip

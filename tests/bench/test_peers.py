@@ -15,7 +15,7 @@ from bass_core import generate, load_pair
 from bench.arms import written_by
 from bench.peers import arms as peers
 from bench.peers import command, llama_cpp, openvino, vllm
-from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm, Turns, take_turns
+from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm, ArmCalls, take_turns
 from bench.peers.child import Child
 from bench.peers.command import Peer, claims
 from tests.bench import echo_peer
@@ -47,7 +47,7 @@ def turns(**changes):
     run = []
     for key, value in ms.items():
         texts = [] if key[0] in (LLAMA_CPP, OPENVINO, VLLM) else [TEXT * key[2]]
-        run.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
+        run.append(ArmCalls(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
     for turn in run:
         name = f"{turn.arm.who} {turn.arm.method} {turn.arm.batch} {turn.arm.weights}"
         for field, value in changes.get(name, {}).items():

@@ -142,5 +142,7 @@ def test_protection_describes_network_files_and_processes():
 
 def test_protection_is_only_a_disabled_socket_module_if_the_kernel_offers_nothing(monkeypatch):
     monkeypatch.setattr(sandbox, "namespaces", lambda: False)
-    monkeypatch.setattr(sandbox, "run", lambda source: sandbox.Verdict(True, "passed", ("no socket module",)))
+    monkeypatch.setattr(
+        sandbox, "run", lambda source: sandbox.ProgramOutcome(True, "passed", ("no socket module",))
+    )
     assert sandbox.protection()["network"] == "socket disabled in the child's Python"

@@ -254,7 +254,7 @@ def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the head also stop after a draft that turned out unlikely, not only before one."""
-    monkeypatch.setattr("bass_core.draft.head.chain.HEADROOM", 1.0)
+    monkeypatch.setattr("bass_core.draft.chain.HEADROOM", 1.0)
 
 
 def check_distribution(scene: Scene, patch: pytest.MonkeyPatch, tolerance: float = EXACT) -> Enumeration:

@@ -118,7 +118,7 @@ def both(
         keys.positions,
         torch.tensor([keys.seed]),
         begins=keys.begins,
-        verification=kernel.Verification[rule.upper()],
+        verification=kernel.AcceptRule[rule.upper()],
         block=block.chances(p, q, drafts, counts) if rule == "block" else None,
     )
     return verify(p_logits, drafts, q, counts, keys, SOFT, verification=VERIFICATIONS[rule]), ours

@@ -2,7 +2,7 @@
 
 Tests marked `demand(PART)` run if that part has changed since. `python -m tests.support.tested due` prints the
 parts that have changed, `... --all` all of them, `... state PART` a state, and `... passed PART STATE` stores it.
-`pytest --stamp` stores the states that the parts had when it began, if no test failed.
+`pytest --stamp` stores the states that the parts had when it began, of those parts whose tests all passed.
 """
 
 from __future__ import annotations
@@ -92,21 +92,23 @@ def _stored() -> dict[str, str]:
 
 
 class Stamp:
-    """Stores the states of the parts that a whole run tests, except those with a skipped test."""
+    """Stores the states of the parts that a whole run tests, except those with a skipped or failed test."""
 
     def __init__(self, parts: list[str]) -> None:
         # .ci/pythons stores its own.
         self.states = {part: state(part) for part in parts if part != "pythons"}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Leave out the parts of a skipped test."""
-        if report.skipped:
+        """Leave out the parts of a test that did not pass. A worker that died doesn't say which those are."""
+        if report.when == "???":
+            self.states.clear()
+        elif report.skipped or report.failed:
             for part in dict(report.user_properties).get("parts", ()):
                 self.states.pop(part, None)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Store the states if all tests passed."""
-        if exitstatus == 0 and self.states:
+        """Store the states if the run went to its end."""
+        if exitstatus in (0, 1) and self.states:
             passed(self.states)
 
 

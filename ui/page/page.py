@@ -78,6 +78,7 @@ def build(
     together: Together | None = None,
     preparing: Callable[[], str] | None = None,
     early_source: RaceSource | None = None,
+    advice: str | None = None,
 ) -> gr.Blocks:
     """Build the page. Launch it with `launch_options`.
 
@@ -92,6 +93,7 @@ def build(
         together: runs the races of a sweep (ui/sources/source.py).
         preparing: returns the progress as JSON, for the page before the model is loaded (ui/page/early.py).
         early_source: answers `/race` and `/sweep` on that page.
+        advice: a sentence for the operator, below the form; from bass_core, so it holds no markup.
     """
     shell = webpage.shell_file()
     assets.serve(shell)
@@ -124,6 +126,8 @@ def build(
                     settings = form(limits, offered, status, count=count, recording=source is None)
                     if preparing is not None:
                         _early(preparing)
+                    if advice is not None:
+                        assets.part(f'<p class="part-about pair-advice">{advice}</p>', "")
                 with gr.Column(elem_id="results", min_width=280):
                     below_lanes = partial(draws.panel, None if source is None else events, device)
                     viewed = viewer.build(offers, below_lanes, offered.here)

@@ -34,7 +34,7 @@ LABEL = re.compile(r"# (L\d+)")
 
 
 @dataclass(frozen=True)
-class Line:
+class CodeLine:
     """A line of the listing; `mark` is its name for trace.js, or "" if the trace never stops there."""
 
     number: int
@@ -43,7 +43,7 @@ class Line:
     kind: str
 
 
-def listing(function: str) -> list[Line]:
+def listing(function: str) -> list[CodeLine]:
     """Return the lines of a function of the file. Raises ValueError if a mark has no line, or several."""
     source = FILE.read_text(encoding="utf-8")
     node = next(part for part in ast.parse(source).body if getattr(part, "name", "") == function)
@@ -52,7 +52,7 @@ def listing(function: str) -> list[Line]:
     lines = []
     for number, text in enumerate(source.splitlines()[node.lineno - 1 : node.end_lineno], node.lineno):
         kind = "code" if number >= first else "doc" if number >= doc.lineno else "head"
-        lines.append(Line(number, text, _mark(function, text) if kind == "code" else "", kind))
+        lines.append(CodeLine(number, text, _mark(function, text) if kind == "code" else "", kind))
     marks = [line.mark for line in lines if line.mark]
     if len(set(marks)) < len(marks) or not {f"{function}.{name}" for name in MARKS[function]} <= set(marks):
         raise ValueError(f"the marks of {function} do not fit {FILE.name}")
@@ -78,7 +78,7 @@ def template() -> str:
     )
 
 
-def _line(line: Line) -> str:
+def _line(line: CodeLine) -> str:
     text = line.text.lstrip()
     indent = len(line.text) - len(text)
     # Gradio's templates evaluate braces and dollar signs.

@@ -65,14 +65,14 @@ class Overall(TypedDict):
     high: float
 
 
-class Line(TypedDict):
+class SweepLine(TypedDict):
     """A line of the chart, with all points of one draft length."""
 
     draft_length: str | int
     label: str
 
 
-class Progress(TypedDict):
+class SweepProgress(TypedDict):
     """How far a sweep is.
 
     Attributes:
@@ -93,11 +93,11 @@ class Sweep(TypedDict):
     done: bool
     settings: dict[str, Any]
     device: str | None
-    lines: list[Line]
+    lines: list[SweepLine]
     points: list[Point]
     overall: Overall | None
     ridge: Ridge
-    progress: Progress | None
+    progress: SweepProgress | None
 
 
 LABELS = {"bass": "Algorithm 1", "auto": "automatic", "cost-aware": "cost-aware"}
@@ -108,11 +108,11 @@ def length_label(draft_length: str | int) -> str:
     return LABELS.get(str(draft_length), f"fixed length {draft_length}")
 
 
-def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[Line]:
+def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[SweepLine]:
     """Return the chart's lines for these draft lengths. `costs` ("measured" or "predicted") goes into a label."""
     suffix = {"auto": f", by {costs} cost"}
     return [
-        Line(draft_length=length, label=f"{length_label(length)}{suffix.get(str(length), '')}")
+        SweepLine(draft_length=length, label=f"{length_label(length)}{suffix.get(str(length), '')}")
         for length in draft_lengths
     ]
 
@@ -198,7 +198,7 @@ def sentences(sweep: Sweep) -> list[str]:
     return [*(sentence for sentence in lines if sentence), *_ridge(sweep), *_missing(sweep)]
 
 
-def _line(line: Line, points: Iterable[Point]) -> str:
+def _line(line: SweepLine, points: Iterable[Point]) -> str:
     """Return, e.g., "Algorithm 1: ahead of regular decoding at batch 1 and 2, slower than it at batch 4."."""
     own = [
         point for point in points if point["draft_length"] == line["draft_length"] and point["against"] is not None

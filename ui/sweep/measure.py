@@ -18,7 +18,7 @@ from ui.race.looks import reference
 from ui.sources.source import RaceSource, waits, words
 
 from .answer import overall
-from .figures import Progress, Ridge, Sums, Sweep, length_label, lines, ridge_of
+from .figures import Ridge, Sums, Sweep, SweepProgress, length_label, lines, ridge_of
 from .request import Arm, SweepRequest
 
 # Share of the sweep's time in which its lanes decode. The rest goes to reading prompts and setting up lanes.
@@ -139,7 +139,7 @@ class _Run:
         self.shown = self.clock()
         of_batch = f"batch {arm.batch}, {length_label(arm.draft_length)}"
         now = now or (of_batch if arm.prompt is None else f"prompt {arm.prompt}, {of_batch}")
-        progress = Progress(done=self.done, races=self.races, left_s=self._left(), now=now)
+        progress = SweepProgress(done=self.done, races=self.races, left_s=self._left(), now=now)
         return {**self.sweep, "progress": progress}
 
     def _left(self) -> float:

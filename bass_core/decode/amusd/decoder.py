@@ -1,4 +1,4 @@
-"""AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `build_amusd`.
+"""AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling. See `make_amusd`.
 
 The draft (session.py) keeps drafting in its own thread, up to `lead` tokens beyond those being verified. If one
 more draft arrives during a verification (the *late* draft), the target's logits after the last token that it was
@@ -50,7 +50,7 @@ from .timeline import Timeline
 DELAYS = (0.0, 0.0)
 
 
-def build_amusd(
+def make_amusd(
     pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
     """Return the decoder of a request, with its draft started; raises RequestError if AMUSD can't answer it."""

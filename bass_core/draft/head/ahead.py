@@ -31,16 +31,13 @@ class AheadHeadDrafter(HeadDrafter):
         counts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
         if not any(counts):
             return no_drafts(counts, self.runner.device)
-        logits, states = self._catch_up(rows, counts)
-        last = self.feed.texts.upload(rows)
-        logits = self.feed.texts.with_pointer(logits[:, None], states[:, None], last)[:, 0]
-        q = self._distribution(logits)
-        column = self._draw(logits, q, keys, 0)
-        proposal = Proposal(self.head.vocabulary[column][:, None], counts)
-        if q is not None and not self.params.greedy:
-            proposal.probs = scatter_columns(q[:, None], self.head.vocabulary, self.size)
-        if q is not None and self.confidence:
-            proposal.max_probs, proposal.token_probs = largest(q)[1][:, None], q.gather(1, column[:, None])
+        levels = self.levels(rows, counts)
+        step = next(self.chains.steps(levels, next(levels), 1, keys))
+        proposal = Proposal(step.tokens[:, None], counts)
+        if step.q is not None:
+            proposal.probs = scatter_columns(step.q[:, None], self.vocabulary, self.size)
+        if self.confidence:
+            proposal.max_probs, proposal.token_probs = largest(step.probs)[1][:, None], step.chances
         return proposal
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,11 +14,11 @@ from ...model.prefill import PrefillSteps
 from ...sample.noise import NoiseKeys, RowKeys
 from ...sequence import Sequence
 from ..base import CommittedStates, Proposal
+from ..chain import Levels
 from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
-from .chain import HeadDrafter
+from .chain import HeadDrafter, head_levels
 from .states import UnreadStates
-from .texts import add_pointer, append_token, last_tokens
-from .trees import HeadTreeDrafter
+from .texts import add_pointer, last_tokens
 
 
 class CapturedHeadDrafter(HeadDrafter):
@@ -41,11 +40,11 @@ class CapturedHeadDrafter(HeadDrafter):
         return super().start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Do nothing: `prepare_chains` captures a first round that drafts; later rounds capture as they run."""
+        """Do nothing: `prepare_chains` captures the rounds."""
 
     @torch.inference_mode()
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
+        """Capture these rounds' graphs."""
         self._graphs.prepare(rows, longest)
 
     def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
@@ -113,14 +112,11 @@ class CapturedHeadDrafter(HeadDrafter):
         self._text.move_row(source, target)
 
 
-class CapturedTreeDrafter(CapturedHeadDrafter, HeadTreeDrafter):
-    """A HeadTreeDrafter over a runner that captures."""
-
-
 class _HeadModel:
     """A draft head in a captured chain (ChainModel)."""
 
-    reads_states = True
+    # One width: a head is one layer, so that more padding costs less than more captures.
+    reads_states, widths = True, (MAX_UNREAD,)
 
     def __init__(self, head: DraftHead, text: Tensor, states: Tensor) -> None:
         self.head, self.text, self.states = head, text, states
@@ -137,22 +133,20 @@ class _HeadModel:
     def tensors(self) -> list[Tensor]:
         return [*self.head.parameters(), *self.head.buffers()]
 
-    def logits(self, unread: ChainInput) -> Generator[Tensor, Tensor, None]:
+    def logits(self, unread: ChainInput) -> Levels:
         assert unread.state_slots is not None
-        (rows, width), ends, level = unread.tokens.shape, unread.ends, 0
+        (rows, width), ends, head = unread.tokens.shape, unread.ends, self.head
         text, at = self.text[:rows], torch.arange(rows, device=ends.device)[:, None]
         unread.write(text)
         # Padding reads no state.
         is_unread = torch.arange(width, device=ends.device) < unread.counts[:, None]
         before = self.states[at, unread.state_slots].where(is_unread[..., None], 0.0)
-        output = unread.forward(self.head.inputs(unread.tokens, before), unread.starts)
+        output = unread.forward(head.inputs(unread.tokens, before), unread.starts)
         newest = output.logits, output.require_states()
         logits, states = (unread.newest(values)[:, None] for values in newest)
         last = last_tokens(text, ends)[:, None]
-        while True:
-            drafts = yield add_pointer(self.head, logits, states, text, ends, last)
-            children = drafts.shape[1] // last.shape[1]
-            before, last = (each[:, :, None].expand(-1, -1, children, -1).flatten(1, 2) for each in (states, last))
-            output = unread.feed(self.head.inputs(drafts, before), level)
-            logits, states = output.logits, output.require_states()
-            last, level = append_token(last, drafts), level + 1
+
+        def with_pointer(logits: Tensor, states: Tensor, last: Tensor) -> Tensor:
+            return add_pointer(head, logits, states, text, ends, last)
+
+        return head_levels(head, logits, states, last, with_pointer, unread.feed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ import torch
 
 from ...model.pointer import SHORTEST
 from ...model.prefill import PrefillSteps
-from ...sample.distribution import ColumnProbs, filters
+from ...sample.distribution import ColumnProbs, filters, probabilities
 from ...sample.noise import NoiseKeys
+from ...sample.params import SamplingParams
 from ...sample.rows import cat
 from ...sequence import Sequence
-from ..base import GreedyProbs, Proposal
+from ..base import Proposal, listed
+from ..chain import HEADROOM
 from ..pending import CHUNK
-from .chain import HEADROOM, HeadDrafter
+from .chain import HeadDrafter
 from .feed import CompiledFeed
 
 
@@ -37,8 +40,8 @@ class CompiledHeadDrafter(HeadDrafter):
         levels, starts = max(max_drafts), list(runner.lengths[: len(rows)])
         ends = [len(row.tokens) for row in rows]
         width, room = max(end - start for end, start in zip(ends, starts, strict=True)), runner.cache.room
-        if width > CHUNK or room(starts) < width or room(ends) < levels:
-            # The tokens don't fit in one call.
+        if self.trees is not None or width > CHUNK or room(starts) < width or room(ends) < levels:
+            # It drafts trees, or the tokens don't fit in one call.
             return super()._draft(rows, max_drafts, keys)
         own_keys, soft = NO_KEYS, self.confidence > 0 or not params.greedy
         if not params.greedy:
@@ -63,15 +66,17 @@ class CompiledHeadDrafter(HeadDrafter):
         num_drafted = drafted.counts
         width = max(num_drafted)
         columns = drafted.columns[:width]
-        greedy_probs = GreedyProbs(chain.keep)
-        for level, column in enumerate(columns if chain.keep else ()):
-            greedy_probs.keep(logits[level], torch.from_numpy(column))
         full = None
         if width and not params.greedy:
             probs = torch.from_numpy(drafted.probs[:width]).transpose(0, 1)
             full = ColumnProbs(probs, self.head.vocabulary, self.head.columns_for(self.size))
         tokens = torch.from_numpy(ids.take(columns.T))
-        return Proposal(tokens, num_drafted, full, greedy_probs=greedy_probs.getter(width))
+        proposal = Proposal(tokens, num_drafted, full)
+        if width and chain.keep:
+            own = probabilities(logits[:width], SamplingParams(temperature=1.0))
+            chances = own.gather(2, torch.from_numpy(columns)[..., None])[..., 0]
+            proposal.greedy_probs = partial(listed, chances.t(), num_drafted)
+        return proposal
 
     def _pointing(self, rows: list[Sequence]) -> tuple[Any, Any]:
         """Return the ids of the head's columns, and its pointer with the texts, as the chain takes them."""

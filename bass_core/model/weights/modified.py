@@ -8,10 +8,11 @@ model since it was packed. Nothing here changes a model.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
+from ctypes import string_at
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -64,6 +65,13 @@ def _global_hooks() -> list[dict[int, Any]]:
 def is_patched(kind: Any) -> bool:
     """Return whether the class's forward, or the call of it, comes neither from transformers nor from torch."""
     return not all(is_from_packages(getattr(kind, name)) for name in CALLS)
+
+
+def hash_of_code(model: nn.Module | None) -> str:
+    """Return a hash of each module's class, and of whether calling it runs a hook or a replaced forward."""
+    modules = [] if model is None else model.modules()
+    code = [f"{type(module).__qualname__} {is_hooked(module) or is_patched(type(module))}" for module in modules]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
 
 
 def _is_harmless(hook: Any) -> bool:
@@ -146,10 +154,7 @@ class Watch:
         self._tensors = list(
             {id(tensor): tensor for module in self._modules for tensor in _tensors(module)}.values()
         )
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        parameters: list[Tensor] = [tensor for tensor in self._tensors if isinstance(tensor, nn.Parameter)]
-        self._parameters = _Numbers(parameters)
-        self._buffers = _Numbers([tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)])
+        self.moved()
 
     def changed(self) -> bool:
         """Return whether the model has changed since the watch began."""
@@ -169,30 +174,38 @@ class Watch:
     def moved(self) -> None:
         """Accept the tensors' new addresses: packing on an accelerator joins weights in memory."""
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        parameters: list[Tensor] = [tensor for tensor in self._tensors if isinstance(tensor, nn.Parameter)]
+        self._parameters = _Numbers(parameters)
+        self._buffers = _Numbers([tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)])
 
 
 class _Numbers:
-    """The numbers in some tensors, known by torch's counts of changes and by samples."""
+    """The numbers in some tensors, known by torch's counts of changes and by samples.
+
+    A sample is up to four 8-byte words per tensor in host memory, spread over it. It is read by address: read it
+    only while the tensors have the addresses that they had at first.
+    """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Keep the tensors rather than views, which would keep old memory alive after `.data` is replaced.
-        self.tensors = tensors
-        self.known = self._read()
+        # Keep no arrays, which would keep old memory alive after `.data` is replaced.
+        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
+        self._words = [word for tensor in tensors for word in _sampled_words(tensor.data)]
+        self._known = self._read()
 
     def changed(self) -> bool:
-        return self._read() != self.known
+        return self._read() != self._known
 
-    def _read(self) -> list[tuple[int, bytes]]:
-        """Return each tensor's count and, in host memory, up to four 8-byte words that are spread over it."""
-        numbers = []
-        for tensor in self.tensors:
-            count, data, sample = 0 if tensor.is_inference() else tensor._version, tensor.data, b""
-            if type(data) is Tensor and data.is_cpu and data.is_contiguous():
-                raw = data.view(-1).view(torch.uint8).numpy()
-                words: Any = raw[: len(raw) // 8 * 8].view(np.int64) if len(raw) >= 8 else raw
-                sample = words[:: max(1, len(words) // 4)][:4].tobytes()
-            numbers.append((count, sample))
-        return numbers
+    def _read(self) -> tuple[list[int], list[bytes]]:
+        """Return each tensor's count, and the sample."""
+        return [tensor._version for tensor in self._counted], [string_at(*word) for word in self._words]
+
+
+def _sampled_words(data: Tensor) -> list[tuple[int, int]]:
+    """Return the addresses and sizes in bytes of a tensor's sampled words; none if it isn't plain host memory."""
+    if type(data) is not Tensor or not data.is_cpu or not data.is_contiguous():
+        return []
+    words = range(0, data.nbytes - 7, 8) if data.nbytes >= 8 else range(min(1, data.nbytes))
+    return [(data.data_ptr() + at, min(8, data.nbytes)) for at in words[:: max(1, len(words) // 4)][:4]]
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[dict[Any, Any], Any, Any]]:

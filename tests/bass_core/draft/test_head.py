@@ -14,7 +14,8 @@ from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.draft import registry
-from bass_core.draft.head.chain import HEADROOM, HeadDrafter
+from bass_core.draft.chain import HEADROOM, ChainSampler
+from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.head.compiled import CompiledHeadDrafter
 from bass_core.draft.registry import head_drafter
 from bass_core.errors import PairError, WeightsError
@@ -427,16 +428,17 @@ def test_an_unsure_head_stops_on_what_it_knew_before_the_draw(pair, sampling, mo
         drafter = head_drafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
         drafter.feed.states._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
-        history, draw = [], drafter._draw
+        history, steps = [], ChainSampler.steps
 
-        def recorded(logits, q, keys, step):
-            column = draw(logits, q, keys, step)
-            q = logits.softmax(-1) if sampling.greedy else probabilities(logits, sampling)
-            history.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
-            return column
+        def recorded(*arguments):
+            for step in steps(*arguments):
+                q = step.logits.softmax(-1) if sampling.greedy else probabilities(step.logits, sampling)
+                history.append((q.amax(-1).tolist(), q.gather(1, step.columns[:, None])[:, 0].tolist()))
+                yield step
 
-        drafter._draw = recorded
-        proposal = drafter.propose(rows, [6, 6, 2], keys)
+        with monkeypatch.context() as patch:
+            patch.setattr(ChainSampler, "steps", recorded)
+            proposal = drafter.propose(rows, [6, 6, 2], keys)
         return proposal, drafter.calls, history
 
     endless, calls, history = proposed(0.0)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Proposal, TreeProposal, check_proposal, wrap_user_drafter
+from bass_core.draft.base import Drafter, Proposal, TreeProposal, check_proposal, wrap_user_drafter
 from bass_core.draft.head.chain import HeadDrafter
-from bass_core.draft.registry import DRAFTERS
+from bass_core.draft.model import ModelDrafter
+from bass_core.draft.registry import DRAFTERS, DrafterKind
 from bass_core.length.policies import FixedLength
 from tests.conformance.table import DRAFTS
 from tests.conformance.table import pair as conformance_pair
@@ -95,6 +96,17 @@ def test_a_proposal_that_cannot_be_verified_is_refused_in_one_sentence(proposal,
     drafter = SimpleNamespace(propose=lambda rows, max_drafts, keys: proposal)
     with pytest.raises(RequestError, match=reason):
         generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=2)
+
+
+def test_proposals_of_a_users_class_that_has_a_name_are_checked(monkeypatch):
+    class TooMany(Drafter):
+        def propose(self, rows, max_drafts, keys):
+            return Proposal(torch.full((3, 9), 3), [9] * 3)
+
+    monkeypatch.setitem(DRAFTERS, "too many", DrafterKind("nine drafts", lambda parts: TooMany()))
+    with pytest.raises(RequestError, match="proposed 9 drafts for row 0, which may have from 0 to 2"):
+        generate(ModelPair(tiny("llama")), ROWS, drafter="too many", draft_length=2)
+    assert not ModelDrafter.is_user_object
 
 
 def test_the_probs_of_trees_have_a_row_per_distribution():

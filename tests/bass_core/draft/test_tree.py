@@ -5,7 +5,6 @@ The logits are compared in float32, up to rounding. A tree must not affect later
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ import torch
 
 from bass_core import SamplingParams, generate
 from bass_core.draft import tree as trees
+from bass_core.draft.chain import Level
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.model import ModelDrafter
 from bass_core.draft.registry import head_drafter
-from bass_core.draft.tree import Fed
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.noise import NoiseKeys
@@ -26,12 +25,12 @@ from tests.support.models import prompts, tiny, tiny_pair
 TARGET = tiny("llama")
 SAMPLED = SamplingParams(1.0)
 # LEVELS[level][row] lists drafts as pairs: the token, and the index of its parent among the row's drafts (-1: the
-# parent is the row's newest token).
-LEVELS: list[list[list[Fed]]] = [
-    [[(5, -1), (9, -1), (40, -1)], [(7, -1)], []],
-    [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(2, -1), (4, -1)]],
-    [[(1, 4), (2, 3)], [(5, 2), (5, 1)], [(7, 1)]],
-    [[(3, 7)], [], [(8, 2), (9, 0)]],
+# parent is the row's newest token). Parents are in the level before.
+LEVELS: list[list[list[tuple[int, int]]]] = [
+    [[(5, -1), (9, -1), (40, -1)], [(7, -1)], [(2, -1), (4, -1)]],
+    [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(7, 1)]],
+    [[(1, 4), (2, 3)], [(5, 2), (5, 1)], [(8, 2), (9, 2)]],
+    [[(3, 7)], [], [(6, 4)]],
 ]
 
 
@@ -59,13 +58,15 @@ def make_drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, l
 def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
     """Compare the logits with those of a fresh drafter that is fed each path as a chain."""
     drafter, rows = make_drafter(kind, tree=(1,))
-    roots = [drafter.root(rows, [True] * 3)]
+    levels, firsts = drafter.levels(rows, [4] * 3), [-1] * 3
+    roots = next(levels)[:, 0].clone()
     node_logits: list[dict[int, torch.Tensor]] = [{} for _ in rows]
     paths: list[list[list[int]]] = [[] for _ in rows]
     for drafts in LEVELS:
         width = max(map(len, drafts))
         tokens = torch.tensor([([token for token, _ in row] + [0] * width)[:width] for row in drafts])
-        logits = drafter.level([[parent for _, parent in row] for row in drafts], tokens)
+        logits = levels.send(Level(tokens, [[parent for _, parent in row] for row in drafts], firsts))
+        firsts = list(map(len, paths))
         for r, row in enumerate(drafts):
             for i, (token, parent) in enumerate(row):
                 node_logits[r][len(paths[r])] = logits[r, i].clone()
@@ -74,7 +75,7 @@ def test_logits_in_a_tree_equal_those_after_the_path(kind: str) -> None:
         for node, path in enumerate(paths[r]):
             fresh, fresh_rows = make_drafter(kind)
             expected = path_logits(fresh, fresh_rows, kind, r, path)
-            torch.testing.assert_close(roots[0][r], expected[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(roots[r], expected[0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(
                 node_logits[r][node], expected[-1], atol=1e-4, rtol=1e-4, msg=f"row {r}, path {path}"
             )
@@ -108,8 +109,6 @@ def test_a_tree_does_not_change_the_next_proposal(kind: str) -> None:
     branching.on_verified(rows, tree, [0, 0, 0])
     # The next proposal is a chain.
     branching.branches, branching.trees = False, None
-    if kind == "head":
-        branching._draft = partial(HeadDrafter._draft, branching)
     fresh, fresh_rows = make_drafter(kind)
     for drafter, sequences in ((branching, rows), (fresh, fresh_rows)):
         for row in sequences:

@@ -21,7 +21,7 @@ SEEDS = range(40)
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A round: its time in ms, and the number of tokens that each of its rows writes."""
 
     ms: float
@@ -29,17 +29,17 @@ class Step:
     kind: str = "verify"
 
 
-def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[Step]:
+def regular(rng: random.Random, lengths: list[int], cost: float = 50.0) -> list[TimedStep]:
     """Return regular decoding's steps: a prefill, then one token per step for every unfinished row."""
     rows = range(len(lengths))
-    steps = [Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill")]
+    steps = [TimedStep(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill")]
     for at in range(1, max(lengths)):
         live = [row for row in rows if lengths[row] > at]
-        steps.append(Step((cost + 3 * len(live)) * rng.uniform(0.5, 2), dict.fromkeys(live, 1), "plain"))
+        steps.append(TimedStep((cost + 3 * len(live)) * rng.uniform(0.5, 2), dict.fromkeys(live, 1), "plain"))
     return steps
 
 
-def drafting(rng: random.Random, lengths: list[int], one_by_one: bool = False) -> list[Step]:
+def drafting(rng: random.Random, lengths: list[int], one_by_one: bool = False) -> list[TimedStep]:
     """Return rounds with 1 to 5 tokens per unfinished row.
 
     one_by_one: decode one row after another, each with its own prefill.
@@ -47,16 +47,16 @@ def drafting(rng: random.Random, lengths: list[int], one_by_one: bool = False) -
     groups = [[row] for row in range(len(lengths))] if one_by_one else [list(range(len(lengths)))]
     steps = []
     for rows in groups:
-        steps.append(Step(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill"))
+        steps.append(TimedStep(rng.uniform(5, 500), dict.fromkeys(rows, 1), "prefill"))
         left = {row: lengths[row] - 1 for row in rows}
         while live := [row for row in rows if left[row]]:
             written = {row: min(left[row], rng.randint(1, 5)) for row in live}
             left = {row: left[row] - written.get(row, 0) for row in rows}
-            steps.append(Step(rng.uniform(20, 200), written))
+            steps.append(TimedStep(rng.uniform(20, 200), written))
     return steps
 
 
-def pace(steps: list[Step], lengths: list[int], finished: bool = True) -> Pace:
+def pace(steps: list[TimedStep], lengths: list[int], finished: bool = True) -> Pace:
     tally, at = Tally(len(lengths)), Counter()
     for step in steps:
         at.update(step.written)
@@ -64,7 +64,7 @@ def pace(steps: list[Step], lengths: list[int], finished: bool = True) -> Pace:
     return tally.pace(finished)
 
 
-def decode_ms(steps: list[Step]) -> float:
+def decode_ms(steps: list[TimedStep]) -> float:
     return sum(step.ms for step in steps if step.kind != "prefill")
 
 
@@ -152,7 +152,7 @@ def test_a_token_counts_as_one_over_the_rows_at_its_position(seed: int) -> None:
             assert lane.speedup(pace(plain, theirs)) == pytest.approx(expected)
 
 
-def means(plain: list[Step], lengths: list[int]):  # type: ignore[no-untyped-def]
+def means(plain: list[TimedStep], lengths: list[int]):  # type: ignore[no-untyped-def]
     """Return a function: regular decoding's mean step time for a number of rows.
 
     The function interpolates between measured numbers of rows, and is constant beyond the smallest and the
@@ -181,10 +181,10 @@ def test_ended_rows_do_not_make_a_lane_faster() -> None:
     A speed-up computed as if all four rows were still running would name the wrong winner.
     """
     lengths, other = [40, 40, 40, 40], [60, 4, 4, 4]
-    plain = [Step(9.0, dict.fromkeys(range(4), 1), "prefill")]
-    plain += [Step(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
-    rounds = [Step(9.0, dict.fromkeys(range(4), 1), "prefill"), Step(50.0, dict.fromkeys(range(4), 3))]
-    rounds += [Step(50.0, {0: 1})] * 56
+    plain = [TimedStep(9.0, dict.fromkeys(range(4), 1), "prefill")]
+    plain += [TimedStep(50.0, dict.fromkeys(range(4), 1), "plain")] * 39
+    rounds = [TimedStep(9.0, dict.fromkeys(range(4), 1), "prefill"), TimedStep(50.0, dict.fromkeys(range(4), 3))]
+    rounds += [TimedStep(50.0, {0: 1})] * 56
     lane, reference = pace(rounds, other), pace(plain, lengths)
     # Regular decoding would need 59 steps for this lane's text. The lane took 57 rounds of equal length.
     assert lane.speedup(reference) == pytest.approx(59 / 57)
@@ -212,15 +212,15 @@ def test_a_cut_text_counts_as_unfinished() -> None:
 
 def test_there_is_no_early_speedup_and_none_from_a_stall() -> None:
     lengths = [100]
-    plain = [Step(9.0, {0: 1}, "prefill"), *[Step(50.0, {0: 1}, "plain")] * 20]
+    plain = [TimedStep(9.0, {0: 1}, "prefill"), *[TimedStep(50.0, {0: 1}, "plain")] * 20]
     lane, few = pace(plain, lengths, finished=False), pace(plain[:LEAST_ROUNDS], lengths, finished=False)
     assert few.speedup(lane) is None and lane.speedup(few) is None and few.round_cost(lane) is None
     assert pace(plain[: LEAST_ROUNDS + 1], lengths, finished=False).speedup(lane) == pytest.approx(1)
-    stalled = [*plain, Step(10_000.0, {0: 1}, "plain")]
+    stalled = [*plain, TimedStep(10_000.0, {0: 1}, "plain")]
     reference = pace(stalled, lengths, finished=False)
     assert lane.speedup(reference) == pytest.approx((20 + STALL) / 21)
     assert reference.speedup(reference) == pytest.approx(1)
-    finished = pace(stalled, [22]), pace([*plain, Step(50.0, {0: 1}, "plain")], [22])
+    finished = pace(stalled, [22]), pace([*plain, TimedStep(50.0, {0: 1}, "plain")], [22])
     assert finished[1].speedup(finished[0]) == pytest.approx((20 * 50 + 10_000) / (21 * 50)), (
         "after the end all time must count"
     )
@@ -231,7 +231,7 @@ def test_scatter_measures_how_much_rounds_vary() -> None:
     rng = random.Random(2)
     lengths = [300, 300]
     plain = pace(regular(rng, lengths), lengths)
-    same = [Step(9.0, {0: 1, 1: 1}, "prefill"), *[Step(40.0, {0: 2, 1: 2})] * 50]
+    same = [TimedStep(9.0, {0: 1, 1: 1}, "prefill"), *[TimedStep(40.0, {0: 2, 1: 2})] * 50]
     assert pace(same, lengths).scatter(plain) == pytest.approx(0, abs=1e-9)
     assert pace(same[:2], lengths).scatter(plain) == math.inf
     # Halving the number of rounds raises the error by about the square root of two.
@@ -264,10 +264,10 @@ def test_predicted_speed_ups_follow_the_same_definition() -> None:
     for length in (3, 0):
         policy = make_policy(length, costs, timed=False)
         (played,) = play(policy, Acceptance.same(0.8), rows, tokens, 0, 1)
-        steps = [Step(1.0, dict.fromkeys(range(rows), 1), "prefill")]
+        steps = [TimedStep(1.0, dict.fromkeys(range(rows), 1), "prefill")]
         for round_ in played:
             written = {row: n + 1 for row, n in zip(round_.rows, round_.accepted, strict=True)}
-            steps.append(Step(round_.ms(costs), written))
+            steps.append(TimedStep(round_.ms(costs), written))
         paces.append(pace(steps, [tokens] * rows))
     assert point["speedup"] == pytest.approx(paces[0].speedup(paces[1]))
     assert point["ms_per_token"] == pytest.approx(paces[0].ms_per_token)

@@ -102,7 +102,7 @@ def _rotate(place: Place, norm: bool, tree: bool = False) -> tuple[Tensor, ...]:
     return qkv, cache
 
 
-def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
+def _decide(place: Place, verification: accept.AcceptRule, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
     """19 rows of 0 to 3 drafts are more than one interpreted program takes. 2500 tokens make two blocks."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
@@ -112,7 +112,7 @@ def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: 
     counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
     chances = place(torch.rand(19, 3)), place(torch.rand(19, 4))
     return accept.accept(
-        place(p) if drawn or verification == accept.Verification.REJECTION else None,
+        place(p) if drawn or verification == accept.AcceptRule.REJECTION else None,
         place(q) if soft else None,
         place(drafts), place(counts), None if drawn else place(choices),
         place(torch.arange(19)), place(torch.arange(19) * 3), place(torch.tensor([7])),
@@ -201,17 +201,15 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
     "rotate, trees": partial(_rotate, norm=False, tree=True),
-    "decide": partial(_decide, verification=accept.Verification.REJECTION, soft=True, drawn=True),
-    "decide, point masses": partial(_decide, verification=accept.Verification.REJECTION, soft=False, drawn=True),
-    "decide, block": partial(_decide, verification=accept.Verification.BLOCK, soft=True, drawn=True),
-    "decide, block, point masses": partial(
-        _decide, verification=accept.Verification.BLOCK, soft=False, drawn=True
-    ),
+    "decide": partial(_decide, verification=accept.AcceptRule.REJECTION, soft=True, drawn=True),
+    "decide, point masses": partial(_decide, verification=accept.AcceptRule.REJECTION, soft=False, drawn=True),
+    "decide, block": partial(_decide, verification=accept.AcceptRule.BLOCK, soft=True, drawn=True),
+    "decide, block, point masses": partial(_decide, verification=accept.AcceptRule.BLOCK, soft=False, drawn=True),
     "weigh": partial(_weigh, soft=True),
     "weigh, point masses": partial(_weigh, soft=False),
-    "decide, choices": partial(_decide, verification=accept.Verification.CHOICES, soft=False, drawn=False),
-    "decide, coin": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=True),
-    "decide, coin and choices": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=False),
+    "decide, choices": partial(_decide, verification=accept.AcceptRule.CHOICES, soft=False, drawn=False),
+    "decide, coin": partial(_decide, verification=accept.AcceptRule.COIN, soft=False, drawn=True),
+    "decide, coin and choices": partial(_decide, verification=accept.AcceptRule.COIN, soft=False, drawn=False),
     "walk": partial(_walk, soft=True),
     "point": _point,
     "walk, no draft drawn": partial(_walk, soft=False),

@@ -11,7 +11,7 @@ import torch
 from bass_core import ModelPair, SamplingParams
 from bass_core.decode.amusd.session import DraftSession, shared_rows
 from bass_core.decode.base import DecodingParams
-from bass_core.draft import model as drafting
+from bass_core.draft import chain as drafting
 from bass_core.draft.registry import AHEAD_CONFIDENCE, DRAFTERS, confident_prefix
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
@@ -74,9 +74,9 @@ def test_a_new_epoch_drafts_with_new_noise(verification, monkeypatch):
     """Only coupled drafts use the same noise again: the target's noise, which depends only on the position."""
     drawn = []
 
-    def recorded(q, seed, ids, positions, streams):
+    def recorded(q, seed, ids, positions, streams, vocabulary):
         drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
-        return draw(q, seed, ids, positions, streams)
+        return draw(q, seed, ids, positions, streams, vocabulary)
 
     monkeypatch.setattr(drafting, "draw", recorded)
     session = start_session(sampling=SamplingParams(0.9), verification=verification)
