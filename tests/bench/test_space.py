@@ -102,7 +102,7 @@ def test_one_commit_gives_the_space_the_files_of_this_tree(
     assert THEIRS not in added and f'--exclude "{THEIRS}"' in (ROOT / "docs/usage.md").read_text(encoding="utf-8")
     with pytest.raises(SystemExit):
         main(["--to", "bass"])
-    assert "--to takes USER/NAME" in capsys.readouterr().err
+    assert "a Space is named USER/NAME" in capsys.readouterr().err
 
 
 def test_the_configuration_depends_on_the_kind_of_space() -> None:

@@ -81,8 +81,7 @@ def remember(pair: ModelPair, settings: Mapping[str, Any], lanes: Mapping[str, L
     """
     key, bass = _key_of(settings), lanes.get(DEFAULT_METHOD)
     speedup = bass and not bass["error"] and bass["finished"] and bass["metrics"]["speedup"]
-    path = _path(pair)
-    if path is None or key is None or not speedup:
+    if key is None or not speedup or (path := _path(pair)) is None:
         return
     raced = _raced(pair)
     raced[key] = [*raced.get(key, []), speedup][-KEPT:]

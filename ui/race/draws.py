@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
 from uuid import uuid4
@@ -34,7 +34,7 @@ TEMPLATE = """<div class="draws" hidden><p class="draws-line" role="status"></p>
 class DrawsRequest(RaceRequest):
     """A race's settings, a `row` of it, and the row's `tokens` before the position."""
 
-    def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Iterator[Snapshot]:
+    def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Generator[Snapshot, None, None]:
         arguments = self.arguments()
         prompt = arguments.pop("prompt")
         options = Options(**{name: value for name, value in arguments.items() if name in OPTIONS})
