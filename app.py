@@ -34,7 +34,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; open {} now, and the page appears as soon as it is ready."
-DEFAULT_PAIR = "smollm2"
+# "auto" is "smollm2" on a CPU.
+DEFAULT_PAIR, ON_CPU = "auto", ("auto", "smollm2")
 # Paths that exist if a driver for GPUs is there: NVIDIA's, AMD's, and that of Windows below its Linux.
 GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/kfd", "/dev/dxg")
 PROXIES = ("all_proxy", "http_proxy", "https_proxy")
@@ -67,7 +68,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=f"With the environment variable {PASSWORD} set, visitors log in as {USER!r} with its value.",
     )
     add = parser.add_argument
-    add("--pair", default=DEFAULT_PAIR, help="a pair's name, a Hub id, or a folder with the target model")
+    add(
+        "--pair",
+        default=DEFAULT_PAIR,
+        help="a pair's name, a Hub id, a folder with the target model, or "
+        "auto: on a GPU the largest pair that is downloaded and fits, else smollm2",
+    )
     add("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
@@ -300,11 +306,7 @@ def compile_ahead(options: argparse.Namespace) -> None:
     """
     here = not (options.workers or options.ray or replayed(options.replay, os.environ) is not None)
     gpu = sys.platform == "win32" or any(map(os.path.exists, GPU_DRIVERS))
-    if (
-        here
-        and options.pair == DEFAULT_PAIR
-        and (options.device == "cpu" or (options.device == "auto" and not gpu))
-    ):
+    if here and options.pair in ON_CPU and (options.device == "cpu" or (options.device == "auto" and not gpu)):
         with suppress(Exception):  # load_pair explains why the kernels can't be used
             from kernels.cpu.calls import compilers
 
@@ -381,6 +383,7 @@ def race_page(
         count=service.count,
         at_once=service.at_once,
         together=service.together,
+        advice=facts.advice,
     )
     return page, service
 

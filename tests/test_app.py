@@ -199,7 +199,7 @@ def test_any_error_of_the_launch_becomes_one_sentence(error: Exception, message:
 
 def test_defaults_and_a_password_only_from_the_environment() -> None:
     options = app.parse([])
-    assert (options.pair, options.draft, options.max_batch) == ("smollm2", None, 32)
+    assert (options.pair, options.draft, options.max_batch) == ("auto", None, 32)
     assert (options.device, options.dtype, options.port) == ("auto", "auto", None)
     assert options.allow_any_model is False
     assert app.credentials({}) is None and app.credentials({"BASS_PASSWORD": ""}) is None

@@ -83,17 +83,24 @@ class BatchDecoder(Decoder):
         return not self._rows
 
     def prepare(self) -> None:
-        """Prepare the models for the shapes of a plain round and of the first round."""
-        # Only the drafter knows how wide a tree step is, so prepare just the plain shape here.
-        longest = max(self._usable(self._lengths(self._offers())))
-        widest = 1 if self._branches else 1 + longest
-        soft = not self.params.sampling.greedy and self.drafter is not None and self.drafter.source in DRAWS
-        for width in sorted({1, widest}):
-            self.verifier.prepare(self._rows, width, soft)
-        if self.drafter is not None:
-            self.drafter.prepare(len(self._rows))
-            if longest > 0:
-                self.drafter.prepare_chains(len(self._rows), longest)
+        """Capture all rounds of chains that the policy may want; of trees only plain rounds and the first one."""
+        batch, drafter = len(self._rows), self.drafter
+        limit = 0 if self.policy is None else min(self.limit, self.policy.limit)
+        soft = not self.params.sampling.greedy and drafter is not None and drafter.source in DRAWS
+        # Only the drafter knows how wide a tree step is.
+        for rows, level in self.target.captured_rounds(batch, 0 if self._branches else limit):
+            self.verifier.prepare(self._rows[:rows], 1 + level, soft, drafter is not None and drafter.merges)
+        if drafter is None:
+            return
+        drafter.prepare(batch)
+        if self._branches:
+            longest = max(self._usable(self._lengths(self._offers())))
+            rounds = [(batch, longest)]
+        else:
+            rounds = self.target.captured_rounds(batch, limit)
+        for rows, level in rounds:
+            if level > 0:
+                drafter.prepare_chains(rows, level)
 
     @torch.inference_mode()
     def step(self) -> Round:

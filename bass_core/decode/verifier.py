@@ -61,8 +61,11 @@ class Verifier:
         self._text = target.device_text() if self._judge.reads_text and not branches else None
 
     @torch.inference_mode()
-    def prepare(self, rows: list[Sequence], width: int, soft: bool) -> None:
-        """Prepare for rounds of `width` tokens per row, whose drafts come with distributions if `soft`."""
+    def prepare(self, rows: list[Sequence], width: int, soft: bool, merges: bool) -> None:
+        """Prepare for rounds of `width` tokens per row, whose drafts come with distributions if `soft`.
+
+        `merges` as in Drafter.
+        """
         device, count = self.target.device, len(rows)
         zeros = [0] * count
         if not (self.branches or any(row.grammar is not None for row in rows)):
@@ -70,7 +73,7 @@ class Verifier:
             probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
             text = None if self._text is None else self._text.tokens
-            drafts = GraphDrafts(tokens, probs)
+            drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None)
             if self.target.verify_in_graph(drafts, self._judge, inputs, self.return_states, text) is not None:
                 return
         fed = torch.zeros(count, width, dtype=torch.long, device=device)

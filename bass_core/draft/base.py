@@ -154,6 +154,7 @@ class Drafter(Protocol):
         raw_states: whether `observe_states` accepts raw states, which HiddenStateTap.finish has not processed.
         reads_early: whether it reads the prompts during the prefill even if the first round drafts nothing, as
             long as later rounds may.
+        merges: whether its proposals merge copies into a model's drafts in a captured round (MergedProposal).
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -168,6 +169,7 @@ class Drafter(Protocol):
     observes_states: bool = False
     raw_states: bool = False
     reads_early: bool = False
+    merges: bool = False
     branches: bool = False
     calls: int = 0
     drafted: int = 0
@@ -185,7 +187,7 @@ class Drafter(Protocol):
         return None
 
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Prepare first rounds of at most `longest` drafts per row. Called after `prepare`."""
+        """Prepare rounds of `longest` drafts per row (for trees: levels). Called after `prepare`."""
         return None
 
     def read(self, rows: list[Sequence]) -> None:

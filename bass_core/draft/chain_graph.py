@@ -20,7 +20,7 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
-from ..model.graphs import GraphRunner
+from ..model.graphs import LEVELS, GraphRunner, captured_level
 from ..model.static_step import RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
@@ -30,10 +30,8 @@ from .chain import ChainSampler, Level, Levels
 from .tree import TreePlanner
 from .tree_graph import full_tree, grow, proposal_of, spread
 
-# The most tokens of a row that one graph feeds, and the widths that are captured: a round's unread tokens are fed
-# in the narrowest that holds them.
+# The most tokens of a row that one graph feeds.
 MAX_UNREAD = 17
-WIDTHS = (2, 5, 9, MAX_UNREAD)
 
 
 class GraphChains(NamedTuple):
@@ -115,6 +113,11 @@ class ChainModel(Protocol):
         ...
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """The captured widths: a round's unread tokens are fed in the narrowest that holds them."""
+        ...
+
+    @property
     def reads_states(self) -> bool:
         """Whether its forwards have to return hidden states."""
         ...
@@ -132,11 +135,6 @@ class ChainModel(Protocol):
     def logits(self, unread: ChainInput) -> Levels:
         """Feed the unread tokens and yield logits [R, W, V']."""
         ...
-
-
-def captured_width(unread: int) -> int:
-    """Return the captured width that feeds `unread` tokens."""
-    return next(width for width in WIDTHS if width >= unread)
 
 
 class ChainGraphs:
@@ -177,7 +175,10 @@ class ChainGraphs:
         fed = levels if tree is None else tree.fed
         if self.trees is not None and fed > MAX_TREE_TOKENS:
             return False
-        return room(starts) >= captured_width(unread) and room(ends) >= fed
+        return room(starts) >= self._width(unread) and room(ends) >= fed
+
+    def _width(self, unread: int) -> int:
+        return next(width for width in self.model.widths if width >= unread)
 
     def _tree(self, levels: int) -> TreeShape | None:
         """Return the trees of that many levels, or None for chains."""
@@ -198,7 +199,7 @@ class ChainGraphs:
         """Feed unread[r] after the first starts[r] tokens of row r and draft `levels` levels in each row.
 
         Args:
-            levels: the drafts of a chain, or how deep a tree is.
+            levels: the drafts of a chain, padded to the next of LEVELS if that fits, or how deep a tree is.
             starts: how many tokens of each row have been fed.
             unread: the tokens to feed.
             prompts: the lengths of the prompts.
@@ -209,7 +210,9 @@ class ChainGraphs:
             The drafts, valid until the next call; None if this graph can't be captured.
         """
         runner, batch, counts = self.runner, len(starts), list(map(len, unread))
-        width, ends = captured_width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
+        width, ends = self._width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
+        if self.trees is None and levels <= LEVELS[-1] and runner.cache.room(ends) >= captured_level(levels):
+            levels = captured_level(levels)
         inputs = runner.placed(
             RoundInputs(
                 lengths=starts,
@@ -253,10 +256,11 @@ class ChainGraphs:
         return GraphChains(tokens[:batch], probs, chances, tree)
 
     def prepare(self, rows: int, levels: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
-        zeros = [0] * rows
-        slots = [[0]] * rows if self.model.reads_states else None
-        self.replay(levels, zeros, [[0]] * rows, zeros, RowKeys(0, zeros, zeros, self.runner.device), slots)
+        """Capture the graphs of `levels` levels, for all numbers of unread tokens."""
+        zeros, keys = [0] * rows, RowKeys(0, [0] * rows, [0] * rows, self.runner.device)
+        for width in self.model.widths:
+            unread = [[0] * width] * rows
+            self.replay(levels, zeros, unread, zeros, keys, unread if self.model.reads_states else None)
 
 
 def _padded(rows: list[list[int]], width: int) -> list[list[int]]:

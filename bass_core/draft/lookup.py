@@ -124,10 +124,19 @@ class Cascade(Drafter):
         lookup: the drafter that copies.
         model: a ModelDrafter or HeadDrafter that drafts chains.
         most_drawn: the maximum number of tokens that the model drafts per row and proposal. None: no limit.
+        no_drafts: makes the model's part of a proposal in which every row copies, for a number of rows. If given,
+            every proposal is a MergedProposal, so that one kind of captured round serves all.
     """
 
-    def __init__(self, lookup: Drafter, model: Drafter, most_drawn: int | None = None) -> None:
+    def __init__(
+        self,
+        lookup: Drafter,
+        model: Drafter,
+        most_drawn: int | None = None,
+        no_drafts: Callable[[int], Proposal] | None = None,
+    ) -> None:
         self.lookup, self.model, self.most_drawn = lookup, model, most_drawn
+        self._no_drafts, self.merges = no_drafts, no_drafts is not None
         self._modelled: Proposal | None = None
         self.observes_states, self.source = model.observes_states, model.source
         self.raw_states, self.reads_early = model.raw_states, model.reads_early
@@ -165,10 +174,10 @@ class Cascade(Drafter):
             left = [min(most, self.most_drawn) for most in left]
         self._modelled = None
         if max(left) == 0:
-            return copied
+            return copied if self._no_drafts is None else MergedProposal(copied, self._no_drafts(len(rows)))
         self._modelled = self.model.propose(rows, left, keys)
         self.calls, self.drafted = self.model.calls, self.model.drafted
-        if not any(copied.num_drafted):
+        if not any(copied.num_drafted) and not self.merges:
             self._modelled.sources = copied.sources
             return self._modelled
         return MergedProposal(copied, self._modelled)

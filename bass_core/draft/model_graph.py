@@ -13,7 +13,7 @@ from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
 from .chain import Levels
-from .chain_graph import ChainGraphs, ChainInput, GraphChains
+from .chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
 from .model import ModelDrafter
 
 
@@ -32,11 +32,11 @@ class CapturedModelDrafter(ModelDrafter):
         return super().start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Do nothing: `prepare_chains` captures a first round that drafts; later rounds capture as they run."""
+        """Do nothing: `prepare_chains` captures the rounds."""
 
     @torch.inference_mode()
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
+        """Capture these rounds' graphs."""
         self._graphs.prepare(rows, longest)
 
     def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
@@ -88,6 +88,8 @@ class _Model:
     """A draft model in a captured chain or tree (ChainModel), with penalties that read `text` if `shapes`."""
 
     vocabulary, reads_states, key = None, False, ("model",)
+    # A round that follows a drafted one has two unread tokens, one that follows copies or plain rounds has more.
+    widths = (2, MAX_UNREAD)
 
     def __init__(self, params: SamplingParams, shapes: bool, text: Tensor | None, device: torch.device) -> None:
         self.text, self._constants = text, Shaper.constants(params, device)

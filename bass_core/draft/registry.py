@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -25,7 +25,8 @@ from ..model.prefix import CachedTexts
 from ..model.runner import ModelRunner
 from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, wrap_user_drafter
+from .base import Drafter, Proposal, wrap_user_drafter
+from .chain import ChainSampler
 from .head.ahead import AheadFeed, AheadHeadDrafter
 from .head.captured import CapturedHeadDrafter
 from .head.chain import HeadDrafter
@@ -127,13 +128,23 @@ class DrafterInputs:
         model = self.model(CONFIDENCE)
         if self.tree is not None:
             return model
-        return Cascade(PromptLookupDrafter(shortest=CASCADE_MATCH), model, 1 if self.ahead else None)
+        no_drafts = None
+        if isinstance(model, CapturedHeadDrafter | CapturedModelDrafter):
+            no_drafts = partial(_no_drafts, model.chains, model.runner.device)
+        lookup = PromptLookupDrafter(shortest=CASCADE_MATCH)
+        return Cascade(lookup, model, 1 if self.ahead else None, no_drafts)
 
     def window(self, tokens: int | None = None) -> WindowDrafter:
         """Return a drafter that runs the target on a text's first tokens and its last `tokens` (None: WINDOW)."""
         assert self.target is not None
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+
+def _no_drafts(chains: ChainSampler, device: torch.device, rows: int) -> Proposal:
+    """Return a proposal without drafts, like those that come with q unless decoding is greedy."""
+    probs = None if chains.params.greedy else torch.zeros(rows, 0, chains.size, device=device)
+    return Proposal(torch.zeros(rows, 0, dtype=torch.long, device=device), [0] * rows, probs)
 
 
 def head_drafter(

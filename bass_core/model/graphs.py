@@ -51,10 +51,10 @@ from .static_step import (
 STEP_BYTES = 1 << 30
 # Limit for their number, because a graph also takes memory for each of its kernels, which `nbytes` does not count.
 MAX_STEPS = 64
-# Steps with more tokens per row than this are not captured, because a capture would cost more than it saves.
-MAX_CAPTURED_WIDTH = 33
-# Steps of up to 9 tokens per row are captured at their own width. Wider ones are padded to every fourth width.
-_EXACT_WIDTHS, _WIDTH_STEP = 9, 4
+# Rounds are captured for these numbers of drafts per row, so that all of them can be captured before a race; other
+# numbers are padded to the next. Rounds with more drafts are not captured.
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
+MAX_CAPTURED_WIDTH = 1 + LEVELS[-1]
 # Caches have a multiple of this many columns, so that they fit later requests too.
 _COLUMNS_STEP = 256
 # Number of idle caches that are kept per model.
@@ -101,7 +101,8 @@ def _captures(model: CausalModel, backend: str) -> bool:
 
 
 def _round_up_columns(columns: int) -> int:
-    return -(-columns // _COLUMNS_STEP) * _COLUMNS_STEP
+    # Behind the longest text there is room for the padding of the last rounds.
+    return -(-(columns + MAX_CAPTURED_WIDTH) // _COLUMNS_STEP) * _COLUMNS_STEP
 
 
 def release_idle(model: CausalModel) -> None:
@@ -272,6 +273,12 @@ class GraphRunner(ModelRunner):
     def captures(self) -> bool:
         return self.model.capturable
 
+    def captured_rounds(self, batch: int, limit: int) -> list[tuple[int, int]]:
+        largest = {self.captured_rows(rows): rows for rows in range(1, batch + 1)}
+        last = captured_level(min(limit, LEVELS[-1]))
+        # The longest drafts first: their buffer of distributions replaces a smaller one, and drops its captures.
+        return [(rows, level) for level in reversed(LEVELS) if level <= last for rows in largest.values()]
+
     def captured_rows(self, batch: int) -> int:
         """Return the number of rows of the captures that serve a batch."""
         return min(_next_power_of_two(batch), self.cache.max_batch)
@@ -350,7 +357,7 @@ class GraphRunner(ModelRunner):
         if width > MAX_CAPTURED_WIDTH or not self.model.capturable:
             return None
         rows = self.captured_rows(batch)
-        for columns in (width if exact else _captured_width(width), width):
+        for columns in (width if exact else 1 + captured_level(width - 1), width):
             if longest + columns <= self.cache.max_len and fits_tree(tree, columns):
                 return rows, columns
         return None
@@ -489,8 +496,6 @@ def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _captured_width(width: int) -> int:
-    """Return the width to capture for steps of `width` tokens: Algorithm 1 asks for nearly all widths up to 33."""
-    if width <= _EXACT_WIDTHS:
-        return width
-    return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1
+def captured_level(drafts: int) -> int:
+    """Return the number of drafts per row to capture for rounds of `drafts` drafts, at most the last of LEVELS."""
+    return next(level for level in LEVELS if level >= drafts)

@@ -47,12 +47,15 @@ class ModelPair:
         name: the name to show, or None.
         default_drafter: the meaning of drafter="auto": a name in draft/registry.py, or "auto" for the draft model
             if there is one, else prompt lookup.
+        advice: a sentence that names a pair which suits this GPU better (loading/choose.py), or None.
         weight_dtype: the form of the target's weights: "int4", "int8" or the name of `dtype`, e.g. "bfloat16".
         code: the code that calling the target's modules runs, and the draft's, as two hashes.
 
     Raises:
         PairError: if the two models don't fit each other, or one is not supported.
     """
+
+    advice: str | None = None
 
     def __init__(
         self,

@@ -114,6 +114,15 @@ class ModelRunner:
         """Whether steps are captured, and rounds with `verify_in_graph`."""
         return False
 
+    def captured_rounds(self, batch: int, limit: int) -> list[tuple[int, int]]:
+        """Return the (rows, drafts per row) of all captures that rounds of a batch need; none without graphs.
+
+        Args:
+            batch: the number of rows at first. Rows leave when they end.
+            limit: the most drafts of a row.
+        """
+        return []
+
     def verify_in_graph(
         self,
         drafts: GraphDrafts,

@@ -38,7 +38,7 @@ def check_numbers(argument: str, value: Any, positive: tuple[str, ...], others: 
             raise RequestError(f"{name} of {argument} must be a number {least}; got {number!r}.")
 
 
-_TIMES = ("layer_us", "allreduce_us", "wide_layer_us", "host_us", "host_row_us")
+_TIMES = tuple(field.name for field in fields(Assumptions) if field.name.endswith("_us"))
 
 
 def check_assumptions(assumed: Any) -> None:

@@ -8,9 +8,10 @@ Model of a forward of n tokens in b rows with t cached tokens each, on g GPUs, t
   because a KV head is not split. It does not overlap with the products;
 - two all-reduces per layer (Megatron, arXiv 1909.08053) of n x hidden numbers, as a ring: each GPU sends
   2 (g - 1) / g of the bytes, at half of NVLink's figure, which counts both directions; plus a fixed time each;
-- a fixed time per layer, longer for n > 1.
-A round adds the time in which the device waits for the host: a fixed time and one per row, half as much again
-if it drafts. The target is split over all GPUs. The draft is split too, or runs on one GPU if that is faster.
+- a fixed time, and one per layer, longer for n > 1: torch then multiplies with large weights, in more kernels.
+Without graphs, it takes the host's time per layer or the device's time, whichever is longer.
+A round adds the time in which the device waits for the host: a fixed time and one per row, both longer if it
+drafts. The target is split over all GPUs. The draft is split too, or runs on one GPU if that is faster.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from .shapes import ModelShape
 
 # A window begins at the start of a block of 64 tokens, so on average it is half a block longer than asked for.
 _HALF_BLOCK = 32
-# The host's additional time in a round that drafts, as a share of its time in a regular round.
-_DRAFTING = 0.5
 _FILL = 0.9  # share of the memory for weights, keys and values
 
 
@@ -51,7 +50,7 @@ class Roofline:
 
     def proposal_ms(self, rows: int) -> float:
         """Return the time of the host that drafting adds to a round."""
-        return _DRAFTING * self._host_ms(rows)
+        return (self.assumed.drafting_us + rows * self.assumed.drafting_row_us) / 1000
 
     def _host_ms(self, rows: int) -> float:
         """Return the time of the host in a round without drafts."""
@@ -73,7 +72,11 @@ class Roofline:
         attention = max(
             rows * (self.context + width) * cost.kv_bytes / bandwidth, cost.attention_flops * seen / compute
         ) / min(gpus, model.kv_heads)
-        fixed = model.layers * (assumed.layer_us if tokens <= 1 else assumed.wide_layer_us) * 1e-6
+        if not self.hardware.graphs:  # the device computes while the host launches
+            return 1000 * max(products + attention, model.layers * assumed.eager_layer_us * 1e-6)
+        layer_us = assumed.wide_layer_us + model.torch_kernels * assumed.kernel_us
+        layer_us = assumed.layer_us if tokens <= 1 else layer_us
+        fixed = (assumed.step_us + model.layers * layer_us) * 1e-6
         return 1000 * (products + attention + fixed + self._reduce(model, tokens, gpus))
 
     def _reduce(self, model: ModelShape, tokens: float, gpus: int) -> float:

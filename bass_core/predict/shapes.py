@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kernels.shapes import LARGEST_WEIGHT
+
 from ..model.weights.cost import ModelCost, model_cost
 
 BYTES = 2  # bytes per bfloat16 number
@@ -26,6 +28,8 @@ class ModelShape:
     Attributes:
         parameters: number of parameters in memory, including an embedding table that is only looked up.
         bytes_per_weight: 2 for bfloat16.
+        torch_kernels: additional kernels per layer in a step of several tokens, because torch multiplies with
+            weights of more than LARGEST_WEIGHT bytes, and norms, gates and sums are then kernels of their own.
     """
 
     name: str
@@ -35,6 +39,7 @@ class ModelShape:
     hidden: int
     kv_heads: int
     bytes_per_weight: float = BYTES
+    torch_kernels: int = 0
 
     @property
     def held_bytes(self) -> float:
@@ -78,6 +83,16 @@ MODELS = {
 PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
 
 
+# Kernels that our products contain and torch's don't (model/llama_cuda.py): the norm before queries, keys and
+# values; the sum after attention; norm, silu and product around gate and up; the sum after down.
+_FUSED = (1, 1, 3, 1)
+
+
+def _torch_kernels(sizes: tuple[float, float, float, float]) -> int:
+    """Return ModelShape.torch_kernels for these bytes of a layer's four products."""
+    return sum(fused for fused, size in zip(_FUSED, sizes, strict=True) if size > LARGEST_WEIGHT)
+
+
 def shape_of(name: str, config: LlamaConfig) -> ModelShape:
     """Return the shape of a Llama config, counted on an empty model."""
     with torch.device("meta"):
@@ -94,6 +109,14 @@ def shape_of(name: str, config: LlamaConfig) -> ModelShape:
         config.num_hidden_layers,
         config.hidden_size,
         heads,
+        torch_kernels=_torch_kernels(
+            (
+                BYTES * config.hidden_size * (config.num_attention_heads + 2 * heads) * dim,
+                BYTES * config.hidden_size * config.num_attention_heads * dim,
+                2 * BYTES * config.hidden_size * config.intermediate_size,
+                BYTES * config.hidden_size * config.intermediate_size,
+            )
+        ),
     )
 
 
@@ -109,6 +132,7 @@ def shapes(target: str) -> tuple[ModelShape, ModelShape]:
 
 
 # Assumptions for a model known only by its size: its width divided by its layers, its KV heads, a head's width.
+# Attention has 2.5 of the 12 x width^2 parameters of a layer.
 _RATIO, _KV_HEADS, _HEAD = 128, 8, 128
 
 
@@ -138,4 +162,6 @@ class ModelSize:
         count = round(self.parameters)
         cost = ModelCost(count, round(count * self.bytes_per_weight), kv, 4 * layers * hidden)
         name = self.name or (f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M")
-        return ModelShape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight)
+        square = self.bytes_per_weight * hidden**2
+        kernels = _torch_kernels((1.5 * square, square, 19 / 3 * square, 19 / 6 * square))
+        return ModelShape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight, kernels)

@@ -306,6 +306,17 @@ TABLES: dict[str, Callable[[], str]] = {
         "window / 310M = windowed / 310M | break-even = acceptance at which windowed drafts break even",
         lambda row: row["section"] == "window",
     ),
+    "simulate-h200": _table(
+        "simulate-window",
+        "batch | what | measured ms = ms, measured | predicted ms = ms, predicted | error, %",
+        lambda row: row["section"] == "h200",
+    ),
+    "pairs": _table(
+        "simulate-window",
+        "hardware = GPU | memory GB = its GB | pair | needs GB | regular tokens/s, batch 1 | "
+        "batch 1, a 0.6 | batch 1, a 0.8 | batch 8, a 0.6 | batch 8, a 0.8",
+        lambda row: row["section"] == "pairs",
+    ),
     "simulate-validation": _table(
         "simulate-native-bf16",
         "batch | arm = decoder | held out | measured ms/token | spread | predicted ms/token | off | "

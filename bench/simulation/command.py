@@ -21,15 +21,17 @@ from bass_core.predict.hardware import HARDWARE, Assumptions
 from ..gpu.context import Context
 from ..prompts import mixed
 from ..report.report import CPU, Row, document, load, number, parser, show, table, whole
-from . import checks, sweeps, validation
+from . import checks, pairs, stored, sweeps, validation
 
 SECTIONS = {
     "checks": "The simulation against exact values",
     "validation": "Measured on this machine, and predicted without the held-out batch and length",
+    "h200": "Measured on an H200 (stored in bench/results), and predicted",
     "hardware": "Datasheet numbers, none measured here",
     "batch": "Predicted: the 7.8B and 310M shapes on one GPU",
     "crossover": "Predicted: the batch at which a policy becomes slower than regular decoding; n/a: none up to 64",
     "window": "Predicted: the 7.8B target as its own draft over a window, and the 310M draft; best fixed lengths",
+    "pairs": "Predicted: speed-up of pairs with EAGLE-3 heads on the cards that hold them; best fixed lengths",
 }
 
 
@@ -47,8 +49,8 @@ def main(argv: list[str]) -> None:
         measured, judged = validation.run(pair, prompts, arguments)
         results, claims = results + measured, claims + judged
     batches = sweeps.batches(arguments, assumed)
-    results += [*_datasheets(), *batches, *sweeps.crossovers(batches)]
-    results += sweeps.windows(arguments, assumed)
+    results += [*stored.compared(assumed), *_datasheets(), *batches, *sweeps.crossovers(batches)]
+    results += [*sweeps.windows(arguments, assumed), *pairs.fitting(arguments, assumed)]
     report = document("simulate", arguments, of, results, claims)
     report["assumptions"] = vars(assumed) | {"acceptance": arguments.acceptance}
     for section, title in SECTIONS.items():

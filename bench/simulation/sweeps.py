@@ -117,14 +117,14 @@ def windows(arguments: Namespace, assumed: Assumptions) -> list[Row]:
         for name, costs in (("310M", small), ("window", windowed)):
             length = best_fixed(costs, rate, rows)
             row[f"{name} l"] = length if costs.fits(rows) else None
-            row[name] = _speed_up(costs, rate, rows, length) if costs.fits(rows) else None
+            row[name] = speed_up(costs, rate, rows, length) if costs.fits(rows) else None
         row["window / 310M"] = row["window"] / row["310M"] if row["window"] and row["310M"] else None
         row["break-even"] = _break_even(windowed, rows) if windowed.fits(rows) else None
         results.append(row)
     return results
 
 
-def _speed_up(costs: Roofline, rate: float, rows: int, length: int) -> float:
+def speed_up(costs: Roofline, rate: float, rows: int, length: int) -> float:
     """Return the speed-up of rounds of a fixed length over regular decoding, by formula, for endless rows."""
     ms = sum(round_ms(costs, [length] * rows, length))
     return tokens_per_round(rate, length) * costs.verify_ms(rows, rows) / ms

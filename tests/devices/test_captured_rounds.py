@@ -19,7 +19,7 @@ from bass_core import METHODS, ModelPair, SamplingParams, generate
 from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.request import make_request
 from bass_core.draft.base import Proposal, TreeProposal
-from bass_core.draft.chain_graph import ChainGraphs, captured_width
+from bass_core.draft.chain_graph import ChainGraphs
 from bass_core.draft.head.chain import HeadDrafter
 from bass_core.draft.lookup import PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
@@ -27,7 +27,7 @@ from bass_core.draft.tree import TreePlanner
 from bass_core.lanes.lane import Lane
 from bass_core.model.base import CausalModel
 from bass_core.model.cache import RaggedCache
-from bass_core.model.graphs import make_runner, probs_numbers
+from bass_core.model.graphs import MAX_STEPS, GraphRunner, make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.static_step import GraphDrafts, tensors
 from bass_core.sample.noise import RowKeys
@@ -264,7 +264,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
     propose, replay, widths = HeadDrafter.propose, ChainGraphs.replay, set()
 
     def noted(self: ChainGraphs, levels: int, starts: list[int], unread: list[list[int]], *others: Any) -> Any:
-        widths.add((captured_width(max(map(len, unread))), levels > 0))
+        widths.add((max(map(len, unread)), levels > 0))
         zeros = [0] * len(starts)
         for line in RowKeys(0, zeros, zeros, self.runner.device)._copied:
             assert line.data_ptr() % 16 == 0
@@ -272,7 +272,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
 
     monkeypatch.setattr(ChainGraphs, "replay", noted)
     results = []
-    for graphs in ("1", "0"):
+    for on in ("1", "0"):
         log: list[Any] = []
 
         def kept(self: HeadDrafter, rows: Any, most: Any, keys: Any, log: list[Any] = log) -> Proposal:
@@ -282,7 +282,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
             return proposal
 
         with monkeypatch.context() as patch:
-            patch.setenv("BASS_GRAPHS", graphs)
+            patch.setenv("BASS_GRAPHS", on)
             patch.setattr(HeadDrafter, "propose", kept)
             request = make_request(
                 models, table.PROMPTS[prompts][:5], max_new_tokens=60, draft_length=length, drafter="adaptive",
@@ -293,7 +293,7 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
                 lane.step()
             results.append((log, [sequence.token_ids for sequence in lane.sequences]))
     assert results[0] == results[1] and not ledger.races
-    assert {width for width, drafts in widths if drafts} >= {2, 5, 9}
+    assert len({width for width, drafts in widths if drafts}) > 5
 
 
 def test_a_first_round_that_only_copies_leaves_its_states_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +338,37 @@ def test_states_of_an_earlier_request_are_never_read() -> None:
         [[row["drafted"] for row in round_["rows"]] for round_ in each.trace.records] for each in (lane, clean)
     ]
     assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("length", [3, "bass", "auto"])
+@pytest.mark.parametrize(
+    ("drafter", "draft", "sampling"),
+    [("adaptive", "head", "sampled"), ("adaptive", "perturbed", "greedy"), ("model", "head", "greedy")],
+)
+def test_no_round_waits_for_a_capture(
+    drafter: str, draft: str, sampling: str, length: Any, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows accept different numbers of drafts, copy now and then, and end at different times."""
+    captured, record = list[Any](), GraphRunner._record_in_pool
+
+    def counted(self: GraphRunner, key: Any, *arguments: Any) -> Any:
+        captured.append(key)
+        return record(self, key, *arguments)
+
+    def match(self: PromptLookupDrafter, row: int, tokens: list[int]) -> int | None:
+        return 1 if (len(tokens) * 7 + row) % 5 == 0 else None
+
+    monkeypatch.setattr(GraphRunner, "_record_in_pool", counted)
+    monkeypatch.setattr(PromptLookupDrafter, "_match", match)
+    lane = lane_of(
+        "bass", batch, sampling, draft, drafter=drafter, draft_length=length, max_new_tokens=40,
+        synthetic_acceptance=0.7,
+    )  # fmt: skip
+    prepared, captured[:] = len(captured), []
+    while not lane.finished:
+        lane.step()
+    assert not captured and 0 < prepared <= 2 * MAX_STEPS and lane.error is None
 
 
 class Varied:

@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompt": " \n ", "prompts": "lines"}, "The prompt is empty"),
     *(({"prompts": kind}, 'prompts must be "one"') for kind in ("many", None, ["lines"])),
-    ({"clock": "tpu"}, "clock must be one of measured, a100, h100, h200, b200, laptop, own; got 'tpu'."),
+    ({"clock": "tpu"}, "clock must be one of measured, a100, h100, h200, b200, laptop, zerogpu, own; got 'tpu'."),
     ({"clock": None}, "clock must be one of"),
     ({"clock": "h100", "clock_models": "9b"}, "clock_models must be one of 7.8b, 1.7b, 70b, own; got '9b'."),
     (OWN | {"clock_bandwidth": 0}, "The memory bandwidth must be a number of GB/s above 0"),

@@ -97,6 +97,16 @@ def test_the_api_keeps_its_parameters_and_describes_them() -> None:
     assert words == "What it plays. For scripts. Values: 'a' (the first); 'b' (the second)."
 
 
+def test_the_page_advises_a_pair_that_suits_the_gpu_better() -> None:
+    def templates(**options: Any) -> str:
+        page = build(nothing, limits=Limits(), about="nothing", **options)
+        return " ".join(str(getattr(block, "html_template", "")) for block in page.blocks.values())
+
+    assert "pair-advice" not in templates() and ">larger suits this GPU better.<" in templates(
+        advice="larger suits this GPU better."
+    )
+
+
 def test_a_new_setting_is_in_the_form_the_api_the_address_and_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SETTINGS, TOY.name, TOY)
     page = build(nothing, limits=Limits(), about="nothing")

@@ -22,6 +22,7 @@ CLOCKS = (
     ("H200, predicted", "h200"),
     ("B200, predicted", "b200"),
     ("a laptop's GPU, predicted", "laptop"),
+    ("ZeroGPU, predicted", "zerogpu"),
     ("your own numbers, predicted", OWN),
 )
 # Values are the targets' names in bass_core's PAIRS, in lower case.

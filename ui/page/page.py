@@ -77,6 +77,7 @@ def build(
     together: Together | None = None,
     preparing: Callable[[], str] | None = None,
     early_source: RaceSource | None = None,
+    advice: str | None = None,
 ) -> gr.Blocks:
     """Build the page. Launch it with `launch_options`.
 
@@ -91,6 +92,7 @@ def build(
         together: runs the races of a sweep (ui/sources/source.py).
         preparing: returns the progress as JSON, for the page before the model is loaded (ui/page/early.py).
         early_source: answers `/race` and `/sweep` on that page.
+        advice: a sentence for the operator, below the form; from bass_core, so it holds no markup.
     """
     shell = webpage.shell_file()
     assets.serve(shell)
@@ -123,6 +125,8 @@ def build(
                     settings = form(limits, offered, status, count=count, recording=source is None)
                     if preparing is not None:
                         _early(preparing)
+                    if advice is not None:
+                        assets.part(f'<p class="part-about pair-advice">{advice}</p>', "")
                 with gr.Column(elem_id="results", min_width=280):
                     viewed = viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")

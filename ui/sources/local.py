@@ -124,12 +124,12 @@ def facts(pair: ModelPair, ask: PairOptions, threads: int) -> PairInfo:
     about += f", {pair.computed_by}" if pair.computed_by else ""
     about += f", attention by {pair.attention}" if pair.attention else ""
     names = {
-        "pair": shown_name(ask.pair),
+        "pair": shown_name(pair.name or ask.pair),
         "draft": ask.draft and shown_name(ask.draft),
         **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
         "dtype": pair.weight_dtype,
     }
-    return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
+    return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None, pair.advice)
 
 
 def shown_name(pair: str) -> str:

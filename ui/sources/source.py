@@ -73,12 +73,14 @@ class PairInfo:
         choices: the entries of the form's lists.
         pair: the arguments of load_pair, for the page's code snippet.
         counts: whether there is a tokenizer that can count a prompt's tokens.
+        advice: a sentence that names a pair which suits the operator's GPU better, or None.
     """
 
     about: str
     choices: Choices
     pair: dict[str, Any]
     counts: bool
+    advice: str | None = None
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def assumptions(sweep: Sweep) -> list[str]:
     return [
         f"Every draft is accepted with chance {acceptance}, if those before it are.",
         f"A step reaches {bandwidth:.0f} % of the bandwidth and {compute:.0f} % of the FLOP/s in the {source}; "
-        f"each layer adds {assumed['layer_us']:g} to {assumed['wide_layer_us']:g} µs, and the host at least "
-        f"{assumed['host_us']:g} µs a round.",
+        f"each layer adds at least {assumed['layer_us']:g} µs, or takes at least {assumed['eager_layer_us']:g} µs "
+        f"without CUDA graphs (ZeroGPU), and the host adds at least {assumed['host_us']:g} µs a round.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
         f"{used['max_new_tokens']} tokens. Reading the prompt is left out.",
         "The automatic draft length uses the predicted costs. A point is the mean of "

@@ -40,11 +40,11 @@ class CapturedHeadDrafter(HeadDrafter):
         return super().start(rows)
 
     def prepare(self, rows: int) -> None:
-        """Do nothing: `prepare_chains` captures a first round that drafts; later rounds capture as they run."""
+        """Do nothing: `prepare_chains` captures the rounds."""
 
     @torch.inference_mode()
     def prepare_chains(self, rows: int, longest: int) -> None:
-        """Capture the first round's graph, for rows that have nothing but one unread token."""
+        """Capture these rounds' graphs."""
         self._graphs.prepare(rows, longest)
 
     def observe_states(self, rows: list[Sequence], states: Seq[Tensor]) -> None:
@@ -115,7 +115,8 @@ class CapturedHeadDrafter(HeadDrafter):
 class _HeadModel:
     """A draft head in a captured chain (ChainModel)."""
 
-    reads_states = True
+    # One width: a head is one layer, so that more padding costs less than more captures.
+    reads_states, widths = True, (MAX_UNREAD,)
 
     def __init__(self, head: DraftHead, text: Tensor, states: Tensor) -> None:
         self.head, self.text, self.states = head, text, states

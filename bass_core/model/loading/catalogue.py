@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from kernels.support import on_zero_gpu
 
-from ...errors import PairError, RequestError, WeightsError
+from ...errors import BassError, PairError, RequestError, WeightsError
 from ...machine import cpu_kernels
 from ...machine.cpu import native_bfloat16
 from ...machine.cuda import gpu_expected, why_unusable
@@ -29,9 +28,11 @@ from ..draft_head import DraftHead, is_draft_head, load_draft_head
 from ..pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..weights.placement import home_device, is_split
 from ..weights.shape import SIXTEEN_BIT
+from .choose import AUTO, DEFAULT, Choice, choose
 from .eagle import is_eagle, load_eagle
+from .entry import CatalogueEntry
 from .quantized import QUANTISED, check_quantised, quantise
-from .sources import Source, load_model, load_tokenizer, local_folder, locate
+from .sources import Source, cached, load_model, load_tokenizer, local_folder, locate
 from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
@@ -42,32 +43,6 @@ REPOSITORY = _PACKAGE if (_PACKAGE / "drafts").is_dir() else _TREE
 # Device maps that accelerate computes itself.
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class CatalogueEntry:
-    """A pair that can be loaded by name.
-
-    Attributes:
-        target: a Hub id or a folder.
-        draft: a Hub id, a folder, or `drafts/NAME` for a folder in this repository; None for no draft.
-        drafter: the pair's `default_drafter`.
-        note: one line for the user.
-        tested: whether this project has run the pair.
-        prepare: returns the target's folder, and makes it first if needed; only for a target that we convert.
-        gguf: returns the GGUF file that the target was converted from; int4 uses the file's quantised blocks as
-            they are.
-    """
-
-    name: str
-    target: str
-    draft: str | None = None
-    drafter: str = "auto"
-    dtype: str = "auto"
-    note: str = ""
-    tested: bool = False
-    prepare: Callable[[], Path] | None = None
-    gguf: Callable[[], Path] | None = None
 
 
 _ENTRIES = (
@@ -96,6 +71,42 @@ _ENTRIES = (
     CatalogueEntry(
         "qwen3-8b", target="Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", note="for a GPU with 24 GB; not run here"
     ),
+    # EAGLE-3 heads. What was read about them is in docs/usage.md; no weights were fetched.
+    CatalogueEntry(
+        "qwen3-8b-eagle3",
+        target="Qwen/Qwen3-8B",
+        draft="RedHatAI/Qwen3-8B-speculator.eagle3",
+        note="for a GPU with 24 GB; not run here",
+        gigabytes=18.4,
+    ),
+    CatalogueEntry(
+        "qwen3-4b-eagle3",
+        target="Qwen/Qwen3-4B",
+        draft="AngelSlim/Qwen3-4B_eagle3",
+        note="for a GPU with 16 GB; not run here",
+        gigabytes=8.5,
+    ),
+    CatalogueEntry(
+        "llama-3.1-8b-eagle3",
+        target="meta-llama/Llama-3.1-8B-Instruct",
+        draft="RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        note="for a GPU with 24 GB; the Hub asks you to accept Meta's licence first; not run here",
+        gigabytes=18.0,
+    ),
+    CatalogueEntry(
+        "qwen3-14b-eagle3",
+        target="Qwen/Qwen3-14B",
+        draft="RedHatAI/Qwen3-14B-speculator.eagle3",
+        note="for a GPU with 48 GB; not run here",
+        gigabytes=32.3,
+    ),
+    CatalogueEntry(
+        "qwen3-32b-eagle3",
+        target="Qwen/Qwen3-32B",
+        draft="RedHatAI/Qwen3-32B-speculator.eagle3",
+        note="for a GPU with 80 GB; not run here",
+        gigabytes=68.6,
+    ),
     CatalogueEntry(
         "opt-13b",
         target="facebook/opt-13b",
@@ -120,7 +131,8 @@ def load_pair(
     If a catalogue entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
 
     Args:
-        name_or_path: the target.
+        name_or_path: the target, or "auto": on a GPU the largest pair of the catalogue that is downloaded and fits
+            (choose.py), else smollm2.
         draft: replaces the catalogue entry's own draft.
         device: "auto" (CUDA if it works), "cpu", "cuda" or "cuda:N".
         dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype. On a CPU also "int8" or "int4" for
@@ -140,6 +152,40 @@ def load_pair(
         WeightsError: for weights that can't be reached or read.
     """
     name_or_path, draft = _as_text(name_or_path, "pair"), None if draft is None else _as_text(draft, "draft")
+    if name_or_path != AUTO:
+        return _load(name_or_path, draft, device, dtype, device_map)
+    choice = Choice(DEFAULT)
+    if draft is None and device_map is None:
+        device = pick_device(device)
+        choice = choose(_ENTRIES, device, pick_dtype("auto" if dtype in QUANTISED else dtype, device))
+    if choice.advice is not None:
+        _log.warning("%s", choice.advice)
+    pair = None if choice.name == DEFAULT else _load_cached(choice.name, device, dtype)
+    if pair is None:
+        pair = _load(DEFAULT, draft, device, dtype, device_map)
+    pair.advice = choice.advice
+    return pair
+
+
+def _load_cached(name: str, device: str | torch.device, dtype: str | torch.dtype) -> ModelPair | None:
+    """Load a pair from the Hub's cache, even if the Hub has newer files; return None if it can't be loaded."""
+    try:
+        return _load(name, None, device, dtype, None, _cached_source)
+    except BassError as error:
+        _log.warning("%s can't be used, so %s is loaded instead: %s", name, DEFAULT, error)
+        return None
+
+
+def _load(
+    name_or_path: str,
+    draft: str | None,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    device_map: str | dict[str, Any] | None,
+    find: Callable[[str], Source] | None = None,
+) -> ModelPair:
+    """Load the pair; `find` returns the source of a name, by default `_source`."""
+    find = find or _source
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     target_device = pick_device(device)
     check_quantised(dtype, target_device)
@@ -147,11 +193,11 @@ def load_pair(
         _check_map(device_map, device, dtype)
     weight_dtype = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, target_device)
     # Find the draft before fetching the target, so that a missing draft is refused at once.
-    draft_source = None if draft is None else _draft_source(draft)
+    draft_source = None if draft is None else _draft_source(draft, find)
     # Whether our kernels run another model, only its config says.
     if target_device.type == "cpu" and weight_dtype in SIXTEEN_BIT and name_or_path in CATALOGUE:
         cpu_kernels.compile_ahead(str(dtype if dtype in QUANTISED else weight_dtype).removeprefix("torch."))
-    target = _source(name_or_path)
+    target = find(name_or_path)
     draft_name = entry.draft if draft is None else draft
     tokenizer = load_tokenizer(target)
     load_device = torch.device("cpu") if on_zero_gpu() else target_device
@@ -161,7 +207,7 @@ def load_pair(
     default_drafter = entry.drafter if draft is None else "auto"
     try:
         if draft_source is None and draft_name is not None:
-            draft_source = _draft_source(draft_name)
+            draft_source = _draft_source(draft_name, find)
         loaded_draft = (
             None
             if draft_source is None
@@ -223,10 +269,10 @@ def _move(target: Any, draft: Any, device: torch.device) -> None:
         draft.share_embedding(target)
 
 
-def _draft_source(name: str) -> Path | Source:
+def _draft_source(name: str, find: Callable[[str], Source]) -> Path | Source:
     """Return the folder of a draft head, else the source of a draft model."""
     folder = REPOSITORY / name if name.startswith("drafts/") else local_folder(name)
-    return folder if folder is not None and is_draft_head(folder) else _source(name)
+    return folder if folder is not None and is_draft_head(folder) else find(name)
 
 
 def _load_draft(
@@ -310,3 +356,9 @@ def _source(name: str) -> Source:
     if name.startswith("drafts/"):  # never looked up on the Hub, where anybody could own that name
         name = str(REPOSITORY / name)
     return locate(name, known=tuple(CATALOGUE))
+
+
+def _cached_source(name: str) -> Source:
+    """Return the source in the Hub's cache, or that of `_source` if it has gone since it was chosen."""
+    entry = CATALOGUE.get(name)
+    return cached(name if entry is None else entry.target) or _source(name)

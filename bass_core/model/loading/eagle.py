@@ -94,6 +94,7 @@ def _load(source: Source, target: PreTrainedModel) -> EagleHead:
     d2t, t2d = weights.pop("d2t", None), weights.pop("t2d", None)
     if fields.get("draft_vocab_size") is None and d2t is not None:
         fields["draft_vocab_size"] = len(d2t)
+    _check_layers(where, fields, weights, target)
     config = _config(where, fields, target, "layers.0.self_attn.q_norm.weight" in weights)
     size = outputs_of(target)
     vocabulary = _vocabulary(where, config.layers.vocab_size, size, d2t, t2d)
@@ -196,6 +197,19 @@ def _config(where: str, fields: dict[str, Any], target: Any, head_norms: bool) -
         hidden,
         head_norms,
         **{name: bool(fields.get(name)) for name in _FLAGS[:-1]},
+    )
+
+
+def _check_layers(where: str, fields: dict[str, Any], weights: dict[str, Tensor], target: PreTrainedModel) -> None:
+    """Raise PairError if the config states another number of decoder layers than the weights have."""
+    stated = _layer_fields(fields).get("num_hidden_layers")
+    count = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+    if stated is None or not count or stated == count:
+        return
+    its = " its target's" if stated == target.config.get_text_config().num_hidden_layers else ""
+    raise PairError(
+        f"The config of {where} sets num_hidden_layers to{its} {stated!r:.80}, but the weights have {count} "
+        f"layer{'s' * (count > 1)}: correct it or choose another draft."
     )
 
 

@@ -44,6 +44,12 @@ class Source:
         if "config.json" not in self.files:
             raise PairError(f"{self.where} has no config.json: give a transformers model.")
         if not any(name.endswith(".safetensors") for name in self.files):
+            pickles = sorted(name for name in self.files if name.endswith(".bin"))
+            if pickles:
+                raise PairError(
+                    f"{self.where} has no safetensors file, only {pickles[0]}, which we never open because such a "
+                    "file can run code: choose another, or convert it if you trust it (docs/usage.md, Pairs)."
+                )
             raise PairError(
                 f"{self.where} has no safetensors file, and other formats are not read: "
                 "save the model with save_pretrained and give that folder."
@@ -103,7 +109,6 @@ def _names(folder: Path) -> frozenset[str]:
 
 
 def _on_hub(repo: str, instead: str) -> Source:
-    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     answer = _ask_hub(repo)
@@ -116,9 +121,8 @@ def _on_hub(repo: str, instead: str) -> Source:
         files = frozenset(file.rfilename for file in answer.siblings or [])
         # Pass the commit: for "main", transformers may take safetensors from a pull request.
         return Source(repo, files, revision=answer.sha, local=False)
-    cached = try_to_load_from_cache(repo, "config.json")
-    if isinstance(cached, str):
-        snapshot = Path(cached).parent
+    snapshot = _snapshot(repo)
+    if snapshot is not None:
         if not _has_weights(snapshot):
             raise WeightsError(
                 f"The weights of {repo} are not downloaded yet, and the Hugging Face Hub is not reachable "
@@ -131,12 +135,38 @@ def _on_hub(repo: str, instead: str) -> Source:
     ) from answer
 
 
+def cached(repo: str) -> Source | None:
+    """Return a Hub id as a Source of the local cache, or None if its weights are not all there. Asks no Hub."""
+    snapshot = _snapshot(repo)
+    if snapshot is None or not _has_weights(snapshot):
+        return None
+    try:
+        return Source(repo, _names(snapshot), revision=snapshot.name)
+    except PairError:  # it has no safetensors
+        return None
+
+
+def weight_bytes(source: Source) -> int:
+    """Return the size of a local source's safetensors files."""
+    return sum(fetch(source, name).stat().st_size for name in source.files if name.endswith(".safetensors"))
+
+
+def _snapshot(repo: str) -> Path | None:
+    """Return the folder of the Hub's local cache with the repository's newest files, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repo, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def _has_weights(snapshot: Path) -> bool:
     """Return whether a folder of the Hub's cache has all files of the weights, in any format."""
     for index in snapshot.glob("*.safetensors.index.json"):
         with suppress(OSError, ValueError, AttributeError):  # a damaged index is reported when it is loaded
             files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             return all((snapshot / file).exists() for file in files)
+    if any(re.search(r"-of-\d+\.", name) for name in _names(snapshot)):
+        return False  # the index is one of the files that are still missing
     return any(name.endswith((".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5")) for name in _names(snapshot))
 
 

@@ -9,7 +9,6 @@ import json
 import pickle
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,10 @@ from bass_core.machine.hardware import dense_peak
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, predict, rounds
 from bass_core.predict.shapes import MODELS, shape, shapes
+from bench.simulation.stored import compared
 from tests.support.models import tiny_pair
 
-PERFECT = Assumptions(1.0, 1.0, 1.0, *[0.0] * 5)
+PERFECT = Assumptions(1.0, 1.0, 1.0, *[0.0] * 10)
 TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
 CUSTOM = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
 
@@ -47,7 +47,7 @@ CUSTOM = Hardware("mine", bandwidth=500.0, flops=50e12, memory=48.0)
     [
         (
             {"hardware": "h800"},
-            "hardware must be one of a100, h100, h200, b200, laptop, or your own Hardware",
+            "hardware must be one of a100, h100, h200, b200, laptop, zerogpu, or your own Hardware",
         ),
         (
             {"target": "9b"},
@@ -119,8 +119,9 @@ def test_a_clock_can_be_pickled_and_recorded() -> None:
     record = SimulatedClock("h100", assumed=Assumptions(bandwidth=0.7)).fitted(1, 50).record()
     assert (record["hardware"], record["gpus"], record["target"], record["draft"]) == ("H100", 1, "7.8B", "310M")
     assert record["assumptions"] == {
-        "bandwidth": 0.7, "compute": 0.6, "link": 0.7, "layer_us": 15.3, "allreduce_us": 10.0,
-        "wide_layer_us": 23.3, "host_us": 450.0, "host_row_us": 35.0,
+        "bandwidth": 0.7, "compute": 0.6, "link": 0.7, "step_us": 75.0, "layer_us": 13.1, "wide_layer_us": 21.0,
+        "kernel_us": 2.6, "eager_layer_us": 1040.0, "allreduce_us": 10.0, "host_us": 320.0, "host_row_us": 16.0,
+        "drafting_us": 330.0, "drafting_row_us": 34.0,
     }  # fmt: skip
     assert record["source"].startswith("datasheet: NVIDIA H100")
     measured = SimulatedClock(TABLE)
@@ -299,17 +300,27 @@ def test_predict_speedups_refuses_bad_arguments() -> None:
             predict_speedups(**({"clock": A100} | arguments))
 
 
-STORED = Path(__file__).parents[3] / "bench" / "results" / "gpu-nvidia-h200-2026-11-27.json"
+def test_predictions_fit_the_rounds_that_were_measured_on_an_h200() -> None:
+    """A regular step's kernels within 9 %, regular rounds within 3 %, and those of BASS within 12 %.
+
+    Only rounds of the cost-aware policy, whose rows draft different lengths, are further off: up to 26 %.
+    """
+    bounds = {"kernels of a regular step": 9, "round, regular": 3, "round, bass, cost-aware": 26}
+    rows = compared(Assumptions())
+    assert len(rows) == 15
+    for row in rows:
+        assert abs(row["error, %"]) < bounds.get(row["what"], 12), row
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32])
-def test_predictions_fit_the_rounds_that_were_measured_on_an_h200(rows: int) -> None:
-    """Kernels within 12 %, rounds within 30 %. The lengths of the texts were not stored, and cost little."""
-    results = json.loads(STORED.read_text())["results"]
-    shipped = {(row["case"], row["what"]): row["value"] for row in results if row["section"] == "shipped"}
-    costs = Roofline(HARDWARE["H200"], shape("135M"), None, context=100)
-    regular, bass = f"greedy b{rows} regular", f"greedy b{rows} bass"
-    assert costs.step_ms(costs.target, rows, rows, 1) == pytest.approx(shipped[regular, "kernels"], rel=0.12)
-    assert costs.verify_ms(rows, rows) == pytest.approx(shipped[regular, "round"], rel=0.3)
-    host = costs.verify_ms(rows, rows) - costs.step_ms(costs.target, rows, rows, 1) + costs.proposal_ms(rows)
-    assert shipped[bass, "kernels"] + host == pytest.approx(shipped[bass, "round"], rel=0.3)
+def test_large_weights_take_more_kernels_and_no_graphs_take_the_hosts_time() -> None:
+    assert [shape(name).torch_kernels for name in ("135M", "1.7B", "7.8B")] == [0, 5, 6]
+    large = Roofline(HARDWARE["H200"], *shapes("7.8B"), 512)
+    without = replace(large, target=replace(large.target, torch_kernels=0))
+    assert large.verify_ms(1, 1) == without.verify_ms(1, 1)
+    assert large.verify_ms(2, 2) == pytest.approx(without.verify_ms(2, 2) + 32 * 6 * 2.6e-3)
+    eager = replace(large, hardware=replace(HARDWARE["H200"], graphs=False))
+    assert (
+        eager.step_ms(eager.target, 1, 1, 1) == eager.step_ms(eager.target, 8, 40, 1) == pytest.approx(32 * 1.04)
+    )
+    slow = replace(eager, hardware=replace(eager.hardware, bandwidth=100))
+    assert slow.step_ms(slow.target, 1, 1, 1) == pytest.approx(1000 * 15.2e9 / 80e9, rel=0.01)

@@ -11,11 +11,16 @@ const ASSUMED = {
   bandwidth: ["share of the memory bandwidth that a step reaches", percent],
   compute: ["share of the FLOP/s that a step reaches", percent],
   link: ["share of the bandwidth between GPUs that a step reaches", percent],
+  step_us: ["overhead of a step besides its layers", (v) => number(v, 0, " µs")],
   layer_us: ["overhead of a layer in a step of one token, besides reading and multiplying", (v) => number(v, 1, " µs")],
   wide_layer_us: ["overhead of a layer in a step of several tokens", (v) => number(v, 1, " µs")],
+  kernel_us: ["additional overhead of each of up to six kernels, in layers with large weights", (v) => number(v, 1, " µs")],
+  eager_layer_us: ["time of a layer without CUDA graphs, as on ZeroGPU", (v) => number(v, 0, " µs")],
   allreduce_us: ["overhead of an all-reduce, besides moving its bytes", (v) => number(v, 1, " µs")],
-  host_us: ["wait for the host in each round (1.5 times this if it drafts)", (v) => number(v, 0, " µs")],
-  host_row_us: ["additional wait for each row (1.5 times this if the round drafts)", (v) => number(v, 0, " µs")],
+  host_us: ["wait for the host in each round", (v) => number(v, 0, " µs")],
+  host_row_us: ["additional wait for each row", (v) => number(v, 0, " µs")],
+  drafting_us: ["additional wait in a round that drafts", (v) => number(v, 0, " µs")],
+  drafting_row_us: ["additional wait for each row of such a round", (v) => number(v, 0, " µs")],
 };
 
 export const clock = () => run()?.head.clock ?? null;

@@ -43,9 +43,11 @@ def target() -> Any:
     return tiny("llama", layers=6)
 
 
-def save(folder: Path, target: Any, config: dict[str, Any], **options: Any) -> Path:
+def save(
+    folder: Path, target: Any, config: dict[str, Any], reads: tuple[int, ...] = READS, **options: Any
+) -> Path:
     """Save a head in the format of its config."""
-    _, vocabulary, weights = eagle_parts(target, READS, **options)
+    _, vocabulary, weights = eagle_parts(target, reads, **options)
     t2d = torch.zeros(96, dtype=torch.bool)
     t2d[vocabulary] = True
     weights |= {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": t2d}
