@@ -49,6 +49,8 @@ class Matcher:
     def __init__(self, start: Any, tokenizer: Any, eos: frozenset[int]) -> None:
         self._matcher, self.eos, self.size = start.deep_copy(), eos, tokenizer.vocab_size
         self._own_eos = list(tokenizer.eos_tokens)
+        # The certain tokens after the text, once they are known: a round asks for them several times.
+        self._forced: list[int] | None = None
 
     @property
     def complete(self) -> bool:
@@ -75,12 +77,14 @@ class Matcher:
         if not self._read([token]):
             raise ModelError(f"The token {token} was written, and the grammar forbids it: report this as a fault.")
         self._matcher.consume_token(token)
+        self._forced = None
         return self._over
 
     def forced(self) -> list[int]:
         """Return the tokens that are certain to follow, because the mask of each allows only one."""
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        return tokens
+        if self._forced is None:
+            self._forced = list(self._matcher.compute_ff_tokens())
+        return self._forced
 
     def fitting(self, drafts: list[int]) -> int:
         """Return how many of the first drafts are allowed; those after an end are not."""

@@ -236,19 +236,34 @@ def _apply_masks(scores: Tensor | RaggedRows, masks: dict[int, list[NDArray[np.i
 
 def _keep_allowed(logits: Tensor, bits: NDArray[np.int32]) -> None:
     """Set the logits [V] without a bit to -inf, in place, and touch as few of them as possible."""
-    # Ids behind the tokenizer's last one have no bit.
-    allowed = np.unpackbits(bits.view(np.uint8), count=len(logits), bitorder="little")
+    ids, allowed = _ids(bits, len(logits))
     if logits.dtype != torch.float32:
-        logits.masked_fill_(torch.from_numpy(allowed == 0), float("-inf"))
+        changed = torch.full_like(logits, float("-inf")) if allowed else logits.clone()
+        changed[ids] = logits[ids] if allowed else float("-inf")
+        logits.copy_(changed)
         return
+    # torch would split the work among its threads, which then wait for each other.
     values = logits.numpy()
-    if 2 * int(np.bitwise_count(bits).sum()) > len(logits):
-        values[np.flatnonzero(allowed == 0)] = -np.inf
+    if not allowed:
+        values[ids] = -np.inf
         return
-    ids = np.flatnonzero(allowed)
     kept = values[ids]
     values.fill(-np.inf)
     values[ids] = kept
+
+
+def _ids(bits: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], bool]:
+    """Return the ids below `size` with a bit, and True; if there are many, those without one, and False.
+
+    Ids behind the tokenizer's last one have no bit.
+    """
+    words = np.flatnonzero(bits)
+    if 4 * len(words) > len(bits):
+        octets = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little")
+        return np.flatnonzero(octets == 0), False
+    flat = np.flatnonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little"))
+    ids = 32 * words[flat >> 5] + (flat & 31)
+    return ids[ids < size], True
 
 
 def _apply_masks_on_device(logits: Tensor, masks: dict[int, list[NDArray[np.int32] | None]]) -> None:

@@ -61,9 +61,7 @@ _LATE = [
 ]
 _MODEL = [_ENUMERATED + "drafters_keep_the_distribution[model-block]"]
 _MASKED = [_CONFORMANCE + "grammar.py::test_drafters_keep_the_law_of_a_grammar[model-block]"]
-_MASKED_TEXT = [
-    _CORE + "sample/test_grammar.py::test_every_method_writes_the_text_of_masked_regular_decoding[regular-]"
-]
+_FORCED = [_CORE + "sample/test_grammar.py::test_forced_tokens_are_drafted_and_verified"]
 _TREE = [_ENUMERATED + "trees_keep_the_distribution[(2, 1)-rejection]"]
 _CAPTURED = _CONFORMANCE + "captured.py::test_captured_"
 _WINDOW_ROUNDS = [_ENUMERATED + "a_window_after_a_model_shares_no_noise_between_rounds[block]"]
@@ -331,7 +329,7 @@ MUTANTS = [
            "            for forced in self.grammar.forced() if self.grammar and not complete else ():\n"
            "                complete = self.grammar.write(forced)\n"
            "                self.token_ids.append(forced)\n                self.tokens.append(forced)\n"
-           "                self.origins.append(\"accepted\")\n            if token in self.eos:\n", _MASKED_TEXT),
+           "                self.origins.append(\"accepted\")\n            if token in self.eos:\n", _FORCED),
     Mutant("grammar: a drawn draft is cut because it is forbidden", "bass_core/draft/forced.py",
            "row.grammar.fitting(drafts[: counts[r]]) + drawn", "row.grammar.fitting(drafts[: counts[r]])",
            [_CONFORMANCE + "grammar.py::test_drafters_keep_the_law_of_a_grammar[a head that stops-block]"]),

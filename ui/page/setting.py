@@ -202,7 +202,7 @@ _TABLE = (
     ),
     Setting(
         "json_schema", None, dict[str, Any] | None, limits.grammar, "json_schema",
-        script="All rows write JSON that fits this JSON schema, or null for none. A row that is cut is incomplete.",
+        script="All rows write JSON that fits this schema, or null for none. A row that is cut is incomplete.",
     ),
     Setting(
         "regex", None, str | None, limits.grammar, "regex",

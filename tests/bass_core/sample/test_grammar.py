@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,8 @@ def test_forced_tokens_are_drafted_and_verified() -> None:
     rows = [row for round_ in stream(PAIR, "x", options=options) for row in round_.rows]
     details = [(row.detail.sources, row.accepted) for row in rows if row.detail]
     assert (["grammar"] * 8, 8) in details, "eight of the certain tokens, in one round"
+    out = generate(PAIR, "x", method="regular", options=replace(options, inspect=False))
+    assert out.metrics.target_forwards == out.metrics.new_tokens, "a token was written without a forward"
 
 
 def test_drafts_leave_a_matcher_as_it_was() -> None:
