@@ -37,6 +37,8 @@ class RaggedCache:
         states: the states of layers that keep some instead of keys and values, or None.
     """
 
+    states: RecurrentStates | None = None
+
     def __init__(
         self,
         layers: int,

@@ -108,7 +108,8 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
     parts: list[Any] = [getattr(layer, name, None) for layer in attending for name in ("keys", "values")]
     if not (parts or stateful) or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):
         raise unsupported(name, "it keeps a state that can't be rolled back")
-    sizes = len(attending), *(max((part.shape[dim] for part in parts), default=0) for dim in (1, 3))
+    heads, head_dim = (max((part.shape[dim] for part in parts), default=0) for dim in (1, 3))
+    sizes = len(attending), heads, head_dim
     slides = [
         index
         for index, layer in enumerate(layers)

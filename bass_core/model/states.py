@@ -66,7 +66,8 @@ def _delta_rule(scan: _Function, step: _Function, scans: bool, **arguments: Any)
 
 def _mamba(scan: _Function, step: _Function, scans: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute Mamba's scan token by token, because its scan can't start from a state."""
-    hidden, dt, B, C, A, z = (arguments.get(name) for name in ("hidden_states", "dt", "B", "C", "A", "z"))
+    hidden, dt, B, C, A = (arguments[name] for name in ("hidden_states", "dt", "B", "C", "A"))
+    z: Tensor | None = arguments.get("z")
     common = {"D": arguments.get("D"), "dt_bias": arguments.get("delta_bias"), "dt_softplus": True}
     state = _copied(arguments["initial_state"], (*hidden.shape[:2], A.shape[-1]), hidden)
     gates = [None] * hidden.shape[-1] if z is None else z.unbind(-1)
@@ -137,10 +138,10 @@ class _State:
 
 
 class _Move(NamedTuple):
-    """Rows whose states move by the same number of tokens; count None: to their latest states."""
+    """Rows whose states move by the same number of tokens; tokens None: to their latest states."""
 
     rows: list[int]
-    count: int | None
+    tokens: int | None
 
 
 class RecurrentStates:
@@ -302,11 +303,11 @@ class RecurrentStates:
 
 def _apply(state: _State, moves: list[_Move], target: Tensor) -> None:
     """Write to `target` [R, ...] the states of the rows that move."""
-    for rows, count in moves:
-        if count is None:
+    for rows, tokens in moves:
+        if tokens is None:
             target[rows] = state.latest[rows]
         else:
-            inputs = {name: kept[rows, :count] for name, kept in state.inputs.items()}
+            inputs = {name: kept[rows, :tokens] for name, kept in state.inputs.items()}
             target[rows] = state.advance(inputs, state.committed[rows])
 
 

@@ -15,7 +15,7 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.runner import ModelRunner
 from kernels.plan import PREFIX_UNIT
-from tests.support.models import VOCAB, prompts, reference, small_window, texts_of, tiny, tiny_pair
+from tests.support.models import VOCAB, prompts, reference, slow_but, small_window, texts_of, tiny, tiny_pair
 from tests.zoo.making import make
 
 TARGET = tiny("qwen3_5")
@@ -115,7 +115,7 @@ def test_a_target_with_states_runs_with_every_kind_of_draft(options: dict[str, A
     assert texts_of(written) == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "mamba2"])
+@pytest.mark.parametrize("kind", slow_but(["qwen3_5"], ["qwen3_5", "mamba2"]))
 def test_rows_begin_with_the_states_after_a_shared_prefix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the second call the runner has other prefixes, and rows that used the first ones."""
     monkeypatch.setattr(CausalModel, "min_shared_tokens", PREFIX_UNIT)
