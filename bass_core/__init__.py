@@ -13,7 +13,7 @@ from kernels.backends import BACKENDS as ATTENTIONS
 from kernels.support import on_zero_gpu
 
 from .decode.cost_store import may_measure
-from .decode.measuring import expected_speedup, measure_ahead
+from .decode.measuring import costs_file, expected_speedup, measure_ahead, stored_costs
 from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import (
@@ -49,6 +49,7 @@ from .model.pair import ModelPair
 from .options import Options
 from .predict.clock import SimulatedClock
 from .predict.hardware import HARDWARE, Assumptions, Hardware
+from .predict.rounds import mean_steps
 from .predict.shapes import PAIRS, ModelSize
 from .predict.speedups import SpeedUp, SpeedUps, predict_speedups
 from .sample.params import SamplingParams
@@ -105,17 +106,20 @@ __all__ = [
     "__version__",
     "cache_root",
     "choose_drafter",
+    "costs_file",
     "count_tokens",
     "draws",
     "expected_speedup",
     "generate",
     "load_pair",
     "may_measure",
+    "mean_steps",
     "measure_ahead",
     "on_zero_gpu",
     "predict_speedups",
     "race",
     "register",
+    "stored_costs",
     "stream",
     "unregister",
 ]

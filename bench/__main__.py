@@ -27,6 +27,7 @@ MODULES = {
     "peers": "peers.command",
     "pictures": "report.pictures",
     "precision": "cpu.precision",
+    "presets": "cpu.presets",
     "readers": "report.readers",
     "record": "cpu.record",
     "rounds": "cpu.rounds",

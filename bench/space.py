@@ -1,5 +1,8 @@
 """`python -m bench space [--to USER/NAME] [--docker]`: list, and send, this tree's files for a Hugging Face Space.
 
+`--static FOLDER` writes a Space that runs no Python instead: recorded races, the slider over readers and "How it
+works". Any static host serves it. With `--name USER/NAME`, the README links to that Space.
+
 Without --to it sends nothing and needs no network. It sends the files that git tracks, as they are in the tree,
 except for tests, build and CI files, and .gitattributes (the Hub has its own version of that file). Other files of
 the Space are removed. Files go over HTTP, because the Hub takes no binary files by plain git. The claims check for
@@ -11,11 +14,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections import Counter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .report.report import CPU, ROOT, Row, claim, finish, parser
+from ui.recordings.webpage import static_space
+
+from .report.report import CPU, ROOT, Row, at_most, claim, finish, parser
 
 # The Hub's own version of this file lists the files that it stores as LFS.
 THEIRS = ".gitattributes"
@@ -24,6 +30,9 @@ LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", "uv.loc
 DESCRIPTION = 60
 PORT = 7860
 MB = 1e6
+# The largest static Space.
+STATIC_MB = 10
+README = ROOT / "README.md"
 
 
 def main(argv: list[str]) -> None:
@@ -31,10 +40,15 @@ def main(argv: list[str]) -> None:
     options = parser("space", __doc__ or "")
     options.add_argument("--to", metavar="USER/NAME", help="send the files to this Space, created if necessary")
     options.add_argument("--docker", action="store_true", help="a Docker Space, not a Gradio Space")
+    options.add_argument("--static", type=Path, metavar="FOLDER", help="write a static Space to this folder")
+    options.add_argument("--name", metavar="USER/NAME", help="with --static: let the README link to this Space")
     arguments = options.parse_args(argv)
+    for name in filter(None, (arguments.to, arguments.name)):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            options.error(f"a Space is named USER/NAME; got {name!r}.")
+    if arguments.static:
+        return _static(arguments)
     names = sent()
-    if arguments.to and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.to):
-        options.error(f"--to takes USER/NAME; got {arguments.to!r}.")
     sizes = {name: (ROOT / name).stat().st_size for name in names}
     for name, size in sizes.items():
         print(f"{size:>12,}  {name}")
@@ -48,6 +62,23 @@ def main(argv: list[str]) -> None:
     else:
         print("Nothing was sent: name the Space with --to USER/NAME.", file=sys.stderr)
     finish("space", arguments, CPU, rows, claims(names))
+
+
+def _static(arguments: Namespace) -> None:
+    """Write the static Space, and the link to it."""
+    files = static_space(arguments.static)
+    if arguments.name:
+        text = README.read_text(encoding="utf-8")
+        README.write_text(linked(text, arguments.name), encoding="utf-8")
+    rows: list[Row] = [{"file": file.name, "mb": round(file.stat().st_size / MB, 2)} for file in files]
+    size = sum(file.stat().st_size for file in files)
+    finish("space", arguments, CPU, rows, [at_most("MB of the static Space", size / MB, STATIC_MB)])
+
+
+def linked(text: str, name: str) -> str:
+    """Return the README with a link to this static Space."""
+    link = f"[Watch it in your browser](https://huggingface.co/spaces/{name}), with nothing to install."
+    return re.sub(r"<!-- space -->.*", f"<!-- space --> {link}", text, count=1)
 
 
 def sent() -> list[str]:

@@ -23,7 +23,7 @@ from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
 from ..length.acceptance import PastDrafts
 from ..length.base import LengthPolicy
-from ..length.costs import RoundCosts
+from ..length.costs import CostTable, RoundCosts, read_table
 from ..length.options import AUTO, DraftLength, make_policy, wants_costs
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
@@ -32,7 +32,7 @@ from ..predict.roofline import Roofline
 from ..predict.rounds import Acceptance, predict
 from ..sample.params import SamplingParams
 from .calibrate import MeasuredCosts
-from .cost_store import can_keep, may_measure, missing_sizes
+from .cost_store import can_keep, costs_path, may_measure, missing_sizes
 from .peaks import measure_peaks
 from .request import Request
 
@@ -98,8 +98,9 @@ def expected_speedup(
     draft_length: DraftLength,
     temperature: float = 0.0,
     max_new_tokens: int = 64,
+    measure_s: float = 0.0,
 ) -> float | None:
-    """Predict BASS's speed-up over regular decoding from the costs that earlier races measured here.
+    """Predict BASS's speed-up over regular decoding from the costs that were measured here.
 
     Args:
         pair: everything that the request leaves out has its default.
@@ -109,12 +110,19 @@ def expected_speedup(
         draft_length: as in `generate`.
         temperature: 0 for greedy decoding.
         max_new_tokens: new tokens per row.
+        measure_s: measure missing costs, in at most this many seconds, if they can be stored.
 
     Returns:
-        The speed-up, or None if the costs for so many rows are not stored.
+        The speed-up, or None if the costs for so many rows are not known.
     """
     kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
-    costs = MeasuredCosts(pair, kind, backend, SamplingParams(temperature=temperature)).table
+    measured = MeasuredCosts(pair, kind, backend, SamplingParams(temperature=temperature))
+    missing = missing_sizes(measured.table, rows, ends=True)
+    if missing and measure_s and may_measure() and can_keep(measured.path):
+        pair.refresh()
+        for _ in measured.measure(missing, measure_s):
+            pass
+    costs = measured.table
     if costs is None or missing_sizes(costs, rows, ends=True):
         return None
     chances = Acceptance(np.array([[rate] for rate in acceptance]))
@@ -123,6 +131,20 @@ def expected_speedup(
         for length in (0, draft_length)
     )
     return regular.ms_per_token / bass.ms_per_token
+
+
+def costs_file(pair: ModelPair) -> Path | None:
+    """Return the file for the costs of greedy rounds with defaults (stored_costs), or None without a cache folder.
+
+    Its name depends on everything that these costs depend on: pair, device, threads, versions.
+    """
+    kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    return costs_path(pair, kind, backend, SamplingParams(temperature=0.0))
+
+
+def stored_costs(pair: ModelPair) -> CostTable | None:
+    """Return the measured costs of greedy rounds with defaults, or None if none are stored."""
+    return read_table(costs_file(pair))
 
 
 @dataclass(frozen=True)

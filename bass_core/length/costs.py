@@ -70,6 +70,16 @@ class CostTable:
         """Return the time of a proposal besides its forwards: catching up, states and call overhead."""
         return _between(list(self.proposal.items()), rows) if self.proposal else 0.0
 
+    @property
+    def balance(self) -> float:
+        """Tokens of a step for which multiplying takes as long as reading the weights takes; infinite if unknown.
+
+        A token's multiplications take the mean slope of the most rows.
+        """
+        (few, few_ms), (many, many_ms) = (list(self.verify.values())[-1][at] for at in (0, -1))
+        token_ms = (many_ms - few_ms) / (many - few) if many > few else 0.0
+        return self.verify_ms(1, 1) / token_ms if token_ms > 0 else math.inf
+
     def joined(self, other: CostTable) -> CostTable:
         """Return this table plus the entries of `other`, which replace ours for the same number of rows."""
         verify, draft = self.verify | other.verify, self.draft | other.draft

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..length.base import Feedback, LengthPolicy, Offer
 from ..length.costs import RoundCosts
+from ..length.policies import FixedLength
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,24 @@ def predict(
 ) -> Prediction:
     """Simulate runs with `play` and return their times from `timed`."""
     return timed(costs, play(policy, acceptance, rows, tokens, seed, trials), tokens)
+
+
+def mean_steps(
+    costs: RoundCosts, acceptance: Sequence[float], readers: Sequence[int], drafts: int, tokens: int, trials: int
+) -> list[list[float]]:
+    """Return BASS's mean step for each number of rows: [tokens written, ms], over the rounds of whole texts.
+
+    Args:
+        acceptance: the probability of each row; with fewer entries than rows they repeat.
+        drafts: draft tokens per row.
+        tokens: new tokens per row.
+        trials: simulated runs.
+    """
+    chances, steps = Acceptance(np.array([[rate] for rate in acceptance])), []
+    for rows in readers:
+        run = predict(costs, FixedLength(drafts), chances, rows, tokens, trials=trials)
+        steps.append([rows * (tokens - 1) / run.rounds, run.ms_per_token * (tokens - 1) / run.rounds])
+    return steps
 
 
 def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[float, ...]:

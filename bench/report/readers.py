@@ -21,10 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bass_core import SimulatedClock
+from bass_core import SimulatedClock, mean_steps
 from bass_core.length.costs import CostTable, RoundCosts
-from bass_core.length.options import make_policy
-from bass_core.predict.rounds import Acceptance, predict
 from ui.recordings.shelf import SHIPPED
 from ui.sweep.readers import FILE
 
@@ -115,17 +113,12 @@ def cpu_costs(floor: Row) -> CostTable:
 
 def steps(costs: RoundCosts, texts: dict[str, Any], readers: Sequence[int]) -> dict[str, Any]:
     """Return a machine's step times and tokens per step, for each number of readers."""
-    bass = {}
-    for text, known in texts.items():
-        acceptance = Acceptance(np.array([[rate] for rate in known["acceptance"]]))
-        bass[text] = [_step(costs, acceptance, rows) for rows in readers]
+    bass = {
+        text: [[_short(value) for value in step] for step in
+               mean_steps(costs, known["acceptance"], readers, DRAFTS, NEW_TOKENS, TRIALS)]
+        for text, known in texts.items()
+    }  # fmt: skip
     return {"regular": [_short(costs.verify_ms(rows, rows)) for rows in readers], "bass": bass}
-
-
-def _step(costs: RoundCosts, acceptance: Acceptance, rows: int) -> list[float]:
-    """Return a mean step of BASS, (tokens written, ms), over the rounds of whole texts."""
-    run = predict(costs, make_policy(DRAFTS), acceptance, rows, NEW_TOKENS, trials=TRIALS)
-    return [_short(rows * (NEW_TOKENS - 1) / run.rounds), _short(run.ms_per_token * (NEW_TOKENS - 1) / run.rounds)]
 
 
 def _short(value: float) -> float:

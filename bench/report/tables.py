@@ -142,6 +142,24 @@ def _avx2() -> str:
     return "\n\n".join([markdown(shown, columns), *map(made_by, documents.values())])
 
 
+def _presets() -> str:
+    """Return the page's presets, predicted and raced, with this CPU's code and with code for AVX2 alone."""
+    rows: dict[tuple[Any, ...], Row] = {}
+    sources = []
+    for code, name in (("AMX", "native"), ("AVX2", "haswell")):
+        for path in sorted(RESULTS.glob(f"presets-{name}*.json")):
+            document = load(path.stem)
+            sources.append(f"{code}: {made_by(document)}")
+            for row in document["results"]:
+                key = {"code": code, "race": row["race"], "batch": row["batch"]}
+                shown = rows.setdefault(tuple(key.values()), key | {"predicted": row["predicted"], "runs": 0})
+                shown["runs"] += 1
+                for name_of, choose in (("lowest", min), ("highest", max)):
+                    shown[name_of] = choose(row["raced"], shown.get(name_of, row["raced"]))
+    columns = _columns("code | race | batch | predicted | runs | lowest = lowest raced | highest = highest raced")
+    return "\n\n".join([markdown(list(rows.values()), columns), *sources])
+
+
 def _claims() -> str:
     """Return every claim of every stored document."""
     verdicts = {True: "holds", False: "**missed**", None: "open"}
@@ -318,6 +336,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "passk": _passk,
     "compiles": _compiles,
     "floor-avx2": _avx2,
+    "presets": _presets,
     "claims": _claims,
 }
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,24 @@ def test_a_dry_run_lists_every_file_and_sends_nothing(
     assert sum(row["files"] for row in document["results"]) == len(sent())
     assert all(any(line.endswith(f"  {name}") for line in listed) for name in sent())
     assert not [name for name in sent() if name.startswith(("tests/", ".ci/"))]
+
+
+def test_a_static_space_is_written_and_the_readme_links_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(space, "README", readme)
+    for name in ("me/bass", "you/bass"):
+        main(["--static", str(tmp_path / "static"), "--name", name])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [claim["holds"] for claim in document["claims"]] == [True]
+    link = "<!-- space --> [Watch it in your browser](https://huggingface.co/spaces/you/bass), with nothing"
+    text = readme.read_text(encoding="utf-8")
+    assert link in text and "me/bass" not in text
+    with pytest.raises(SystemExit):
+        main(["--static", str(tmp_path), "--name", "bass"])
+    assert "a Space is named USER/NAME" in capsys.readouterr().err
 
 
 def test_a_missing_file_and_a_long_description_are_claims_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from ui.page.limits import Limits
 from ui.page.request import keywords, make_request
 from ui.recordings.recording import load
 from ui.recordings.shelf import SHIPPED
-from ui.recordings.webpage import MAX_BYTES, PLACE, settings_of, shell, webpage
+from ui.recordings.webpage import MAX_BYTES, PLACE, settings_of, shell, static_space, webpage
 
 from .browser import LANES, assert_accessible, fill, loaded, play, revealed, run_to_the_end, shown
 from .test_recording import BREAKS
@@ -108,15 +108,21 @@ def test_the_settings_of_a_file_are_those_of_the_page() -> None:
 
 
 @contextmanager
-def opened(context: BrowserContext, file: Path, query: str = "", **options: Any) -> Iterator[Page]:
-    """Open a file without a network. At the end, check that the console is clean and nothing was requested."""
+def opened(
+    context: BrowserContext, file: Path, query: str = "", more: str = "race.html", **options: Any
+) -> Iterator[Page]:
+    """Open a file without a network. At the end, check that the console is clean and only `more` was requested."""
     assert context.browser is not None
     alone = context.browser.new_context(offline=True, viewport={"width": 1400, "height": 900}, **options)
     page = alone.new_page()
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: complaints.append(request.url) if "race.html" not in request.url else None)
+    expected = (file.name, more)
+    page.on(
+        "request",
+        lambda request: None if request.url.split("?")[0].endswith(expected) else complaints.append(request.url),
+    )
     page.goto(f"{file.as_uri()}{query}")
     yield page
     alone.close()
@@ -232,6 +238,25 @@ def test_a_race_saved_as_a_page_plays_and_can_be_dropped_on_a_page(
     _dropped(page, file, tmp_path)
 
 
+@pytest.mark.slow
+def test_a_static_space_plays_its_scenes_from_a_folder(context: BrowserContext, tmp_path: Path) -> None:
+    files = {file.name for file in static_space(tmp_path)}
+    assert files == {"index.html", "plotly.min.js", "README.md"}
+    assert "sdk: static\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    with opened(context, tmp_path / "index.html", more="plotly.min.js") as page:
+        page.wait_for_function("() => window.Bass?.scenes?.names.length === 3 && Bass.tape.state.count")
+        for name in SHIPPED:
+            page.click(f"[data-recording={name}]")
+            page.wait_for_function("(name) => Bass.tape.state.recorded?.name === name", arg=name)
+        expect(page.locator(".recording-about")).to_contain_text("Recorded on ")
+        page.get_by_role("slider", name="Readers at once").press("End")
+        expect(page.locator(".readers-said")).to_contain_text("16 readers: BASS is ")
+        expect(page.locator(".walk-step .walk-said").first).to_contain_text("bound by memory")
+        # Its one chart is drawn by the folder's own Plotly.
+        page.locator(".what-if .plot").scroll_into_view_if_needed()
+        expect(page.locator(".what-if .plot .main-svg").first).to_be_visible()
+
+
 def _dropped(page: Page, file: Path, tmp_path: Path) -> None:
     """Files that can't be played change nothing but the message, and a file that can is played."""
     texts, line = {lane: shown(page, lane) for lane in LANES}, page.locator(".tape-message")
@@ -251,7 +276,7 @@ def _dropped(page: Page, file: Path, tmp_path: Path) -> None:
     drop(page, file)
     page.wait_for_function("() => Bass.tape.state.recorded?.name === 'file race.html'")
     expect(line).to_have_count(0)
-    expect(page.locator(".recording-about")).to_contain_text("race.html. Recorded: ")
+    expect(page.locator(".recording-about")).to_contain_text("race.html. Recorded on ")
     page.wait_for_function(AT_END)
     revealed(page)
     assert {lane: shown(page, lane) for lane in LANES} == texts
@@ -294,6 +319,7 @@ def test_a_picture_has_the_verdict_the_machine_the_date_and_the_revision(page: P
     last, words = recording["snapshots"][-1]["view"], " ".join(page.evaluate("() => window.drawn"))
     assert last["verdict"]["head"] in words and recording["made"]["revision"] in words
     assert recording["made"]["date"] in words and last["device"]["name"] in words
+    assert "4 rows, temperature 0, draft length 3, up to 64 tokens, seed 0. Prompt: Repeat the following" in words
     for lane in last["lanes"].values():
         assert f"{lane['metrics']['speedup']:.2f}×" in words
     with Image.open(tmp_path / "bass-race.png") as picture:

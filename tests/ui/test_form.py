@@ -96,6 +96,7 @@ def _lengths(page: Page) -> None:
     expect(line).to_contain_text("4 prompts, the longest 72 of 4,096 tokens")
     page.get_by_role("button", name="Repeat a text").click()
     expect(field).to_have_value(REWRITING)
+    _an_edited_prompt(page)
     for text, message in (
         ("Hello", "5 of 4,096 tokens"),
         ("x" * 5000, "has 5000 tokens and the model holds 4096"),
@@ -111,6 +112,23 @@ def _lengths(page: Page) -> None:
     page.get_by_role("button", name="Write code").click()
     expect(field).to_have_value(CODE)
     expect(line).to_have_text(f"{len(CODE)} of 4,096 tokens")
+
+
+def _an_edited_prompt(page: Page) -> None:
+    """The fixed draft length of a preset ends with its prompt, but one that the visitor has chosen stays."""
+    field, length = page.locator("#prompt textarea"), page.locator("#draft-length input")
+    expect(length).to_have_value("fixed, 3")
+    field.press_sequentially("!")
+    expect(length).to_have_value("automatic: by measured cost")
+    length.click()
+    page.get_by_role("option", name="fixed, 2", exact=True).click()
+    field.press_sequentially("!")
+    page.wait_for_timeout(300)
+    expect(length).to_have_value("fixed, 2")
+    page.get_by_role("button", name="Repeat a text").click()
+    expect(length).to_have_value("fixed, 3")
+    field.press_sequentially("!")
+    expect(length).to_have_value("automatic: by measured cost")
 
 
 def _links(page: Page, context: BrowserContext) -> None:

@@ -57,7 +57,7 @@ def test_a_link_to_a_recording_or_a_tab_plays_or_opens_it(visit: Page, shelf: st
     visit.goto(f"{shelf}/?replay=h100")
     recording(visit, "h100")
     visit.wait_for_function(AT_END)
-    visit.goto(f"{shelf}/?tab=how")
+    visit.goto(f"{shelf}/?tab=HOW")
     expect(visit.get_by_role("tab", name="How it works")).to_have_attribute("aria-selected", "true")
 
 
@@ -106,7 +106,13 @@ def test_the_address_follows_what_the_visitor_chooses(visit: Page, shelf: str) -
     expect(visit.locator("[data-pick=round]")).to_have_value("4")
     assert visit.input_value("[data-pick=sequence]") == "2"
     expect(visit.get_by_role("tab", name="Sweep")).to_have_attribute("aria-selected", "true")
+    # The address follows the playhead, once it rests.
     visit.get_by_role("tab", name="Race").click()
+    visit.locator(".axis-slider").press("End")
+    visit.wait_for_function("() => new URLSearchParams(location.search).get('round') !== '4'")
+    count = visit.evaluate("() => Bass.roundsIn(Bass.run().lanes.get('bass').sequences[2]).length")
+    assert count > 4 and query(visit) == {"replay": "loss", "lane": "bass", "row": "3", "round": f"{count}"}
     visit.click("[data-recording=win]")
     recording(visit, "win")
     assert query(visit) == {"replay": "win"}
+    expect(visit.locator(".recording-about")).to_contain_text("Recorded on two cores of a Xeon with AMX, 2026")

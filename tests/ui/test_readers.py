@@ -1,10 +1,16 @@
-"""The slider "How many readers at once?" in the tab "Sweep"."""
+"""The slider "How many readers at once?" below the lanes."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from bass_core import CostTable
+from ui.race import how
+from ui.sweep import readers
 from ui.sweep.readers import figures, template
 
 from .browser import assert_accessible, assert_fits
@@ -37,10 +43,32 @@ def test_the_html_names_the_machine_the_date_and_the_revision_of_each_figure() -
         assert "revision" in source and "2026" in source and source in html
 
 
+def costs() -> CostTable:
+    """A machine on which a step of one token takes 10 ms, and each further token 2 ms more."""
+    return CostTable({rows: [(1.0, 10.0), (101.0, 210.0)] for rows in (1, 8)}, {1: 0.5, 8: 0.5}, False)
+
+
+def test_this_machine_comes_first_with_its_own_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: Any = SimpleNamespace(name="smollm2")
+    monkeypatch.setattr(readers, "stored_costs", lambda pair: costs())
+    own = readers.here(pair)
+    assert own is not None
+    # Multiplying 5 tokens takes as long as a step of one token.
+    assert own["balance"] == 5 and "drafting can pay up to about 5 tokens per" in how.template(5)
+    assert own["regular"][:4] == [10, 12, 14, 16]
+    tokens, ms = own["bass"]["repeat"][0]
+    # Nearly all of the 3 drafts are accepted: a step of 4 tokens takes 16 ms, and 3 drafts 0.5 ms each.
+    assert 3.5 < tokens < 4 and 17 <= ms <= 17.5
+    html = template(own)
+    assert html.index("This machine") < html.index("A CPU with AMX")
+    monkeypatch.setattr(readers, "stored_costs", lambda pair: None)
+    assert readers.here(pair) is None and "This machine" not in template()
+    assert "per step here" not in how.template()
+
+
 @pytest.mark.slow
 def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Page) -> None:
     requests: list[str] = []
-    opened.get_by_role("tab", name="Sweep").click()
     said, slider = opened.locator(".readers-said"), opened.get_by_role("slider", name="Readers at once")
     expect(said).to_contain_text(f"4 readers: BASS is {speed('amx', 'questions', 4):.2f}× as fast as Regular.")
     expect(opened.locator(".readers-curve polyline")).to_have_count(2)
@@ -90,7 +118,6 @@ def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Pa
 def test_the_names_of_the_lanes_keep_clear_of_the_bars(opened: Page, presents: bool) -> None:
     if presents:
         opened.click("[data-present]")
-    opened.get_by_role("tab", name="Sweep").click()
     for width in (390, 1400):
         opened.set_viewport_size({"width": width, "height": 900})
         assert min(opened.evaluate(GAPS)) >= 4, width

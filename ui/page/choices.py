@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from bass_core import (
     ATTENTIONS,
@@ -17,8 +18,10 @@ from bass_core import (
     ModelPair,
     choose_drafter,
 )
+from ui.page.first import first_race
 from ui.page.limits import MAX_DRAFT_LENGTH
-from ui.page.presets import REPEAT, first_preset
+from ui.page.presets import First
+from ui.sweep.readers import here
 
 Choice = tuple[str, str]
 
@@ -44,7 +47,11 @@ NEAR_TIES = (
 
 @dataclass(frozen=True)
 class Choices:
-    """The (label, value) pairs of each list, the explanation of `verifications`, and the first `preset`."""
+    """The (label, value) pairs of each list, the explanation of `verifications`, the `first` race, and more.
+
+    Attributes:
+        here: this machine's entry in the slider over readers (ui/sweep/readers.py), or None.
+    """
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
     prompts: tuple[Choice, ...] = (("one prompt for all rows", "one"), ("one prompt per line", "lines"))
@@ -54,7 +61,8 @@ class Choices:
     verifications: tuple[Choice, ...] = field(default_factory=lambda: verifications())
     verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
-    preset: str = REPEAT
+    first: First = field(default_factory=First)
+    here: dict[str, Any] | None = None
 
 
 def lanes() -> tuple[Choice, ...]:
@@ -89,7 +97,8 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("automatic: the fastest on this device", "auto"), *((name, name) for name in ATTENTIONS)),
-        preset=first_preset(pair),
+        first=first_race(pair),  # measures what the next line needs
+        here=here(pair),
     )
 
 

@@ -19,7 +19,7 @@ from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.limits import Limits
 from ui.page.presets import Preset, presets
-from ui.page.setting import Setting, shown
+from ui.page.setting import SETTINGS, Setting, shown
 from ui.sources.source import Count
 
 Fields = dict[str, gr.components.Component]
@@ -28,6 +28,11 @@ Fields = dict[str, gr.components.Component]
 _CHANGED = "() => window.Bass?.promptChanged?.()"
 # race.css hides the fields that do not apply to the chosen clock.
 _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
+# An edited prompt gets the default draft length, unless the visitor has chosen one: the fixed length of a preset
+# suits only its own text.
+_CHOSEN = "() => { document.body.dataset.draftLength = 'chosen'; }"
+_PRESET = "() => { delete document.body.dataset.draftLength; return {values}; }"
+_EDITED = "(now) => (document.body.dataset.draftLength === 'chosen' ? now : {neutral})"
 # Shows the buttons of all presets.
 _MORE = "() => { document.querySelector('#presets').classList.add('all'); }"
 
@@ -57,6 +62,7 @@ def form(
         run, stop = _buttons("Play")
         status.render()
         return Form({}, run, stop)
+    offered_presets = presets(choices.first)
     fields = _section("prompt", limits, choices)
     if count:
         _counter(count)
@@ -64,8 +70,11 @@ def form(
     with gr.Row(elem_id="start"):
         fields |= _section("numbers", limits, choices)
         run, stop = _buttons("Run")
+        gr.Button("Will it help on my prompts?", size="sm", min_width=60, elem_id="own-prompts").click(
+            None, None, None, js="() => Bass.askOwnPrompts()"
+        )
     status.render()
-    note = gr.HTML(presets()[choices.preset].look_for, elem_id="preset-note", apply_default_css=False)
+    note = gr.HTML(offered_presets[choices.first.name].look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
         with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
@@ -76,13 +85,18 @@ def form(
     chosen = [fields[name] for name in ("clock", "clock_models")]
     for field in chosen:
         field.change(None, chosen, None, js=_APPLIES)  # type: ignore[attr-defined]
+    length, neutral = fields["draft_length"], json.dumps(_neutral(SETTINGS["draft_length"], choices))
+    length.input(None, None, None, js=_CHOSEN)  # type: ignore[attr-defined]
+    fields["prompt"].input(  # type: ignore[attr-defined]
+        None, length, length, js=_EDITED.replace("{neutral}", neutral), show_progress="hidden"
+    )
     fields = {setting.name: fields[setting.name] for setting in shown()}
     with offered:
-        for name, preset in presets().items():
+        for name, preset in offered_presets.items():
             values = list(starting_values(preset, limits, choices).values())
             gr.Button(name, size="sm", min_width=60, elem_classes="more" if preset.more else None).click(
                 None, None, [*fields.values(), note],
-                js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
+                js=_PRESET.replace("{values}", json.dumps([*values, preset.look_for])), show_progress="hidden",
             )  # fmt: skip
         gr.Button("More", size="sm", min_width=60, elem_id="more-presets").click(None, None, None, js=_MORE)
     names = json.dumps(list(fields))
@@ -145,7 +159,7 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     """Build the controls of one section. Neighbouring settings with `shares_row` share a row."""
     fields: Fields = {}
-    starts = starting_values(presets()[choices.preset], limits, choices)
+    starts = starting_values(presets(choices.first)[choices.first.name], limits, choices)
     settings = [setting for setting in shown() if setting.section == name]
     for shares_row, neighbours in groupby(settings, lambda setting: setting.shares_row):
         with gr.Row() if shares_row else nullcontext():

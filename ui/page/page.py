@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -124,7 +125,8 @@ def build(
                     if preparing is not None:
                         _early(preparing)
                 with gr.Column(elem_id="results", min_width=280):
-                    viewed = viewer.build(offers, lambda: draws.panel(None if source is None else events, device))
+                    below_lanes = partial(draws.panel, None if source is None else events, device)
+                    viewed = viewer.build(offers, below_lanes, offered.here)
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
                     saving = f"Bass.mountSaving(element, {json.dumps(assets.url(shell))})"
                     assets.part(parts.summary(), f"Bass.mountSummary(element); {saving}")
@@ -132,7 +134,8 @@ def build(
             with gr.Tab(TABS[1], id="sweep", render_children=True):
                 sweep.panel(None if source is None else sweeps, settings, device)
             with gr.Tab(TABS[2], id="how", render_children=True):
-                assets.part(how.template(), "Bass.mountHow(element)")
+                balance = (offered.here or {}).get("balance")
+                assets.part(how.template(balance), "Bass.mountHow(element)")
         if events is not None and sweeps is not None:
             gr.api(sweeps.api, api_name="sweep", **device)
             if source is not None:

@@ -2,26 +2,20 @@
 
 A preset lists only the settings that differ from the form's neutral values. All others get the neutral value
 (form.starting_values), so nothing of the previous preset remains. The text of "A long document" is read from this
-version's manual when the page is built. `first_preset` is the preset that the page starts with: QUESTIONS if this
-machine lets BASS win that race, else REPEAT.
+version's manual when the page is built. ui/page/first.py chooses the first race.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from bass_core import ModelPair, expected_speedup
-from ui.sweep.readers import figures
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
 # The maximum length in characters. It is about 3,000 tokens for SmolLM2, well within its context of 8,192.
 LONGEST_TEXT = 11_000
 FENCE = "```"
-# The smallest predicted speed-up at which QUESTIONS comes first.
-LEAST = 1.1
 ASKED = "Read this manual and answer the question below it."
 QUESTION = "Question: What does the page show of every token, and what of every lane? Answer in three sentences."
 
@@ -51,11 +45,35 @@ class Preset:
     more: bool = False
 
 
-REPEAT, QUESTIONS = "Repeat a text", "Four questions"
+REPEAT, QUESTIONS, H100 = "Repeat a text", "Four questions", "On an H100"
 
 
-def presets() -> dict[str, Preset]:
-    """Return the presets by name, in the order of their buttons."""
+@dataclass(frozen=True)
+class First:
+    """The first race: the preset that the page starts with.
+
+    Attributes:
+        rows: the preset's batch size on this machine.
+        said: a sentence about the race on this machine, or "".
+    """
+
+    name: str = REPEAT
+    rows: int = 4
+    said: str = ""
+
+
+def presets(first: First | None = None) -> dict[str, Preset]:
+    """Return the presets by name, in the order of their buttons. The `first` one has its rows and its sentence."""
+    by_name = _presets()
+    if first is not None:
+        preset = by_name[first.name]
+        look_for = " ".join(filter(None, [preset.look_for, first.said]))
+        values = {**preset.values, "batch_size": first.rows}
+        by_name[first.name] = replace(preset, look_for=look_for, values=values)
+    return by_name
+
+
+def _presets() -> dict[str, Preset]:
     by_name = {
         REPEAT: Preset(
             "The answer is in the prompt, so nearly every draft is accepted.",
@@ -72,7 +90,7 @@ def presets() -> dict[str, Preset]:
                 "prompts": "lines",
                 "batch_size": 4,
                 "temperature": 0.0,
-                "draft_length": "3",
+                "draft_length": "auto",
             },
         ),
     }
@@ -93,7 +111,7 @@ def presets() -> dict[str, Preset]:
             {"prompt": PROSE, "batch_size": 2, "temperature": 0.9, "verification": "coupled"},
             more=True,
         ),
-        "On an H100": Preset(
+        H100: Preset(
             "This machine writes the texts, and the clock predicts an H100 with the paper's model sizes.",
             {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "draft_length": "bass", "clock": "h100"},
             more=True,
@@ -108,24 +126,3 @@ def long_document() -> str:
     if text.count(FENCE) % 2:  # the cut is inside a block of code: leave the block out
         text, _, _ = text.rpartition(FENCE)
     return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"
-
-
-def first_preset(pair: ModelPair) -> str:
-    """Return the name of the first preset for this pair, on this machine.
-
-    The prediction uses the measured costs of rounds, which are stored between starts, and the acceptance
-    of the drafts for the questions of Spec-Bench. So it takes a tenth of a second, and no model runs.
-    """
-    known = figures()
-    # The acceptance was measured with one pair, so it says nothing about the others.
-    if pair.name != known["pair"]:
-        return REPEAT
-    race = presets()[QUESTIONS].values
-    expected = expected_speedup(
-        pair,
-        known["texts"]["questions"]["acceptance"],
-        rows=race["batch_size"],
-        draft_length=int(race["draft_length"]),
-        temperature=race["temperature"],
-    )
-    return QUESTIONS if expected is not None and expected >= LEAST else REPEAT

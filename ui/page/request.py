@@ -8,7 +8,7 @@ A request contains only the settings' values, so it can be pickled. The same tab
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ class RaceRequest(SimpleNamespace):
         """Return the settings by name, ready for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
-    def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Iterator[Snapshot]:
+    def run(self, pair: ModelPair, stopped: Callable[[], bool]) -> Generator[Snapshot, None, None]:
         """Yield the snapshots of the race. `stopped` is checked after every step."""
         yield from race(pair, **self.arguments(), stopped=stopped)
 

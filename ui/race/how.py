@@ -34,8 +34,12 @@ _LENGTH = ("l", "Draft length l", 1, 16, 1, 5, "tokens drafted before each verif
 _BATCH = ("b", "Batch b", 1, 32, 1, 8, "rows at once")
 
 
-def template() -> str:
-    """Return the list of steps, the colour key and the steps themselves."""
+def template(balance: int | None = None) -> str:
+    """Return the list of steps, the colour key and the steps themselves.
+
+    Args:
+        balance: tokens of a step for which multiplying takes as long as reading on this machine, if known.
+    """
     way = "".join(
         f'<li><a href="#how-{name}">{i}. {title}</a></li>' for i, (name, title) in enumerate(STEPS.items(), 1)
     )
@@ -44,7 +48,7 @@ def template() -> str:
     )
     return f"""<div class="bass-how"><nav aria-label="Steps"><ol class="walk-way">{way}</ol></nav>
 <ul class="legend walk-key" aria-label="Colours of tokens, here and in the lanes">{key}</ul>
-{_memory()}{_drafting()}{_rule()}{_ragged()}{_policies()}{_roofline()}</div>"""
+{_memory(balance)}{_drafting()}{_rule()}{_ragged()}{_policies()}{_roofline()}</div>"""
 
 
 def _step(name: str, words: str, controls: str, question: str, *, more: str = "", rest: str = "", data: str = "",
@@ -106,11 +110,18 @@ def _source(*papers: str) -> str:
     return f'<p class="source">{"; ".join(papers)}.</p>'
 
 
-def _memory() -> str:
-    words = """<p>A language model reads all of its weights for every step, and a step writes one token for each
+def _memory(balance: int | None) -> str:
+    here = (
+        f"""<p class="here">Measured on this machine: <strong>drafting can pay up to about {balance} tokens per
+step here</strong>. From there on, multiplying takes as long as reading.</p>"""
+        if balance
+        else ""
+    )
+    words = f"""<p>A language model reads all of its weights for every step, and a step writes one token for each
 row of the batch. Each weight is read once, then multiplied once for each row.</p>
 <p>With a few rows, reading takes far longer than multiplying: the arithmetic units wait. A step of eight tokens
 then costs as much as a step of one token. Speculative decoding uses that.</p>
+{here}
 <p class="source">Bandwidth and dense bfloat16 peak from NVIDIA's datasheets. A real step reaches only a part of
 both, and also reads keys and values.</p>"""
     controls = _machine() + _slider("b", "Tokens in a step", 1, 512, 1, 8, "one for each row")

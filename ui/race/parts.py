@@ -63,7 +63,9 @@ VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <p class="verdict-exact"></p>
 <button type="button" class="action verdict-draws" hidden>Same distribution?</button><p class="asked"></p>
 <p class="said" aria-live="polite"></p><ul></ul>
-<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div>
+<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button>
+<button type="button" class="action" data-take="card" title="Save as a picture">Save picture</button>
+<button type="button" class="action" data-take="page" title="Save as a page" hidden>Save page</button></div>
 </section>"""
 # One round of one row and the code that runs it, drawn by step.js.
 STEP = f"""<section class="step-part" aria-label="Step by step" hidden><div class="pickers">

@@ -51,13 +51,12 @@ SHIPPED = {
         (
             "win",
             "A win",
-            "The preset Repeat a text, recorded on a CPU: nearly every draft is accepted, and BASS serves four "
-            "rows at once.",
+            "The preset Repeat a text: nearly every draft is accepted, and BASS serves four rows at once.",
         ),
         (
             "loss",
             "A loss",
-            "The preset Unrelated words, recorded on a CPU: at this temperature most drafts are rejected, but "
+            "The preset Unrelated words: at this temperature most drafts are rejected, but "
             "drafting them still takes time.",
         ),
         (

@@ -23,6 +23,7 @@ from ui.race.looks import looks, reference
 from ui.recordings.recording import FORMAT
 from ui.recordings.revision import revision
 from ui.recordings.shelf import TEMPLATE, RecordingOffer
+from ui.sweep import readers
 
 PAPER = "https://arxiv.org/abs/2404.15778"
 
@@ -52,18 +53,24 @@ class Part:
         return f"if (!Bass.adopt({place})) {{ {self.script}; }} {self.after}"
 
 
-def parts(offers: list[dict[str, str]], made: Mapping[str, str | None] | None = None) -> tuple[Part, ...]:
+def parts(
+    offers: list[dict[str, str]],
+    made: Mapping[str, str | None] | None = None,
+    own: dict[str, Any] | None = None,
+) -> tuple[Part, ...]:
     """Return the parts that show a race, in their order on the page.
 
     Args:
         offers: name, title and look_for of each recording that the visitor can choose.
         made: the version and the revision that run the visitor's own races, if there are any.
+        own: this machine's entry in the slider over readers (ui/sweep/readers.py).
     """
     tape = "Bass.mountTape(element, props, server); Bass.mountFiles(element)"
     offered = text({"offers": offers, "known": known(), "made": made})
     return (
         Part("lanes", race.lanes(), "Bass.mountLanes(element); Bass.mountBet(element)"),
         Part("tape", TEMPLATE, tape, "tape", offered, after="Bass.mountLinks(element, props)"),
+        Part("readers", readers.template(own), "Bass.mountReaders(element)", "readers"),
         Part("inspector", race.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)"),
     )
 
@@ -88,8 +95,10 @@ def header(more: str) -> str:
     )
 
 
-def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object]) -> dict[Part, gr.HTML]:
-    """Add the parts to the current layout, and call `below_lanes` after the first one.
+def build(
+    offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object], own: dict[str, Any] | None = None
+) -> dict[Part, gr.HTML]:
+    """Add the parts to the current layout, and call `below_lanes` after the first one; `own` as in `parts`.
 
     A server function sends the recordings, outside Gradio's queue.
     """
@@ -103,7 +112,7 @@ def build(offers: Mapping[str, RecordingOffer], below_lanes: Callable[[], object
 
     shown = [{"name": offer.name, "title": offer.title, "look_for": offer.look_for} for offer in offers.values()]
     components: dict[Part, gr.HTML] = {}
-    for i, part in enumerate(parts(shown, {"version": __version__, "revision": revision()})):
+    for i, part in enumerate(parts(shown, {"version": __version__, "revision": revision()}, own)):
         if i == 1:
             below_lanes()
         more = {"value": part.value, "server_functions": [recording]} if part.value else {}

@@ -1,5 +1,7 @@
 """A race as one HTML file, which plays without a server or a network: `webpage`, and `saved` for `bass race`.
 
+`static_space` writes the page of all shipped recordings, as a folder for a static host.
+
 The file has the page's own scripts and sheets, and the parts of viewer.py. The charts are left out, because their
 library alone is larger than a file may be. `shell` is the file without a race: the page in the browser fetches it
 and adds the race itself (ui/static/race/save.js).
@@ -18,7 +20,9 @@ from typing import Any
 
 from bass_core import BassError, Options, Snapshot, __version__
 from ui.page import assets
+from ui.page.assets import PLOTLY
 from ui.page.request import SAMPLING, keywords
+from ui.race import how
 from ui.race.feed import text
 from ui.recordings.recording import ADDED, Recorder, Recording
 from ui.recordings.revision import revision
@@ -31,9 +35,20 @@ MAX_BYTES = 1_000_000
 # Where the race is inserted. Base64 can't end the script element.
 PLACE = "%RACE%"
 NOTE = "<p data-replay>A recorded race, in one file.</p>"
+STATIC_NOTE = '<p data-replay>Recorded races and predictions. <a href="#how">How it works</a></p>'
+# The front matter of a static Space's README.
+SPACE = {
+    "title": "BASS, recorded",
+    "emoji": "🐟",
+    "sdk": "static",
+    "app_file": "index.html",
+    "license": "apache-2.0",
+}
 TITLE = "BASS: a recorded race"
 # The file may load nothing, not even from its own folder.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' data:; img-src data: blob:"
+# A static page may also load its Plotly.
+STATIC_POLICY = POLICY.replace("script-src ", "script-src 'self' file: ")
 BOOT = """import "bass/main.js";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -49,6 +64,30 @@ mounts.forEach((mount, i) => mount(elements[i], { value: values[i] }, server));"
 def shell() -> str:
     """Return the page without a race: PLACE is where the race belongs, packed by `packed`."""
     return _document(parts([{"name": "race", "title": TITLE, "look_for": ""}]), {"race": PLACE}, NOTE, POLICY)
+
+
+def static_space(folder: Path) -> list[Path]:
+    """Write the shipped recordings, the slider over readers and "How it works" as a static Space.
+
+    Any static host serves the folder, and a browser also opens its index.html as a file.
+
+    Returns:
+        The files: the page, Plotly for its one chart, and the README that a Space is configured by.
+    """
+    offers = [{"name": name, "title": offer.title, "look_for": offer.look_for} for name, offer in SHIPPED.items()]
+    races = {f"race-{name}": packed(offer.recording) for name, offer in SHIPPED.items()}
+    steps = Part("how", how.template(), f"Bass.plots.address = '{PLOTLY.name}'; Bass.mountHow(element)", "how")
+    front = "\n".join(f"{name}: {value}" for name, value in SPACE.items())
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "index.html": _document([*parts(offers), steps], races, STATIC_NOTE, STATIC_POLICY).encode(),
+        PLOTLY.name: PLOTLY.read_bytes(),
+        "README.md": f"---\n{front}\n---\nRecorded races of batched speculative decoding. Written by "
+        f"`python -m bench space --static`, BASS {__version__}, revision {revision()}.\n".encode(),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in files]
 
 
 def _document(viewer: Sequence[Part], races: Mapping[str, str], note: str, policy: str) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from bass_core import ModelPair, RequestError, Snapshot, count_tokens, load_pair, may_measure, measure_ahead
 from ui.page import limits
 from ui.page.choices import choices
+from ui.page.first import remember
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.sources.idle import IdleWork
@@ -73,7 +75,12 @@ def race_source(pair: ModelPair, models: Models | None = None) -> RaceSource:
     loaded = models or Models(pair)
 
     def snapshots(request: RaceRequest, stopped: Stopped = lambda: False) -> Generator[Snapshot, None, None]:
-        yield from request.run(loaded.get(request.pair), stopped)
+        chosen = loaded.get(request.pair)
+        with closing(request.run(chosen, stopped)) as race:
+            for snapshot in race:
+                yield snapshot
+                if snapshot["done"]:
+                    remember(chosen, request.settings(), snapshot["lanes"])
 
     return snapshots
 

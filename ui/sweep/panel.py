@@ -1,4 +1,4 @@
-"""The tab "Sweep": the slider over readers, then the visitor's own measurements and predictions. Call `panel`.
+"""The tab "Sweep": the visitor's own measurements, and predictions. Call `panel`.
 
 The HTML is static. sweep.js draws the states that SweepEvents yields.
 """
@@ -13,7 +13,6 @@ from ui.page import assets
 from ui.page.events import FAILED
 from ui.page.form import Form
 
-from . import readers
 from .events import SweepEvents
 from .predicted import MACHINES, MODELS
 from .request import FIXED, MAX_PROMPTS
@@ -48,7 +47,6 @@ def panel(events: SweepEvents | None, form: Form, device: dict[str, Any]) -> Non
         events: None for a page without a model, which cannot measure.
         device: the concurrency settings of events that use the device.
     """
-    assets.part(readers.template(), "Bass.mountReaders(element)", "readers")
     if events is not None:
         gr.HTML(html_template=ABOUT_MEASURING, apply_default_css=False)
     with gr.Row(elem_id="sweep"):

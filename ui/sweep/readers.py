@@ -1,21 +1,26 @@
 """The slider "How many readers at once?": its figures, which `python -m bench readers` predicts, and its HTML.
 
+`here` predicts those of this machine from its own costs. They come first.
+
 The figures are in the HTML, so ui/static/sweep/readers.js needs no server.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from bass_core import DEFAULT_LANES
+from bass_core import DEFAULT_LANES, ModelPair, mean_steps, stored_costs
 from ui.race.looks import look
 
 FILE = Path(__file__).with_name("readers.json")
 START = 4
+# Simulated runs for each number of readers on this machine.
+TRIALS = 4
 
 
 @cache
@@ -25,9 +30,27 @@ def figures() -> dict[str, Any]:
     return document
 
 
-def template() -> str:
-    """Return the HTML of the slider, its curve, and the steps of the three decoders."""
+def here(pair: ModelPair) -> dict[str, Any] | None:
+    """Return this machine as an entry of "machines", from its stored costs, or None if nothing is known.
+
+    Its "balance" is the tokens of a step for which multiplying takes as long as reading, or None.
+    """
+    known, costs = figures(), stored_costs(pair)
+    # The acceptance was measured with one pair, so it says nothing about the others.
+    if costs is None or pair.name != known["pair"]:
+        return None
+    sizes = known["readers"], known["drafts"], known["new_tokens"], TRIALS
+    bass = {name: mean_steps(costs, text["acceptance"], *sizes) for name, text in known["texts"].items()}
+    balance = round(costs.balance) if math.isfinite(costs.balance) else None
+    regular = [costs.verify_ms(rows, rows) for rows in known["readers"]]
+    source = f"rounds measured on this machine, with up to {max(costs.verify)} rows"
+    return {"label": "This machine", "source": source, "regular": regular, "bass": bass, "balance": balance}
+
+
+def template(own: dict[str, Any] | None = None) -> str:
+    """Return the HTML of the slider, its curve, and the steps of the three decoders. `own`: see `here`."""
     known = figures()
+    known = known | {"machines": ({"here": own} if own else {}) | known["machines"]}
     lanes = "".join(
         f'<li data-lane="{name}" style="--lane: var(--{look(name)["colour"]})"><h3>{look(name)["label"]}</h3>'
         '<svg aria-hidden="true"></svg><p></p></li>'
@@ -36,7 +59,7 @@ def template() -> str:
     most = max(known["readers"])
     shown = escape(json.dumps(known, separators=(",", ":")))
     return f"""<section class="readers" data-figures="{shown}" aria-labelledby="readers-title">
-<header><h2 id="readers-title">How many readers at once?</h2>
+<header><h2 id="readers-title">How many readers at once? <span class="badge-predicted">predicted</span></h2>
 <div class="readers-choices">{_choice("machine", "Machine", known["machines"])}
 {_choice("text", "Text", known["texts"])}</div></header>
 <p class="readers-said" role="status"></p>

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bass_core import SamplingParams, expected_speedup
+from bass_core import SamplingParams, costs_file, expected_speedup
 from bass_core.decode.cost_store import costs_path
 from bass_core.draft.registry import choose_drafter
 from bass_core.length.costs import CostTable, write_table
@@ -59,3 +59,13 @@ def test_costs_of_sampling_are_separate() -> None:
     store(flat(draft_ms=2.0, proposal_ms=4.0), temperature=1.0)
     assert expected_speedup(PAIR, [1.0], **ASKED) is None
     assert expected_speedup(PAIR, [1.0], **ASKED, temperature=0.7) is not None
+
+
+def test_missing_costs_are_measured_and_stored_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expected_speedup(PAIR, [0.8], **ASKED, measure_s=60.0) is None  # BASS_MEASURE=0
+    monkeypatch.delenv("BASS_MEASURE")
+    measured = expected_speedup(PAIR, [0.8], **ASKED, measure_s=60.0)
+    assert measured is not None
+    path = costs_file(PAIR)
+    assert path is not None and path.exists()
+    assert expected_speedup(PAIR, [0.8], **ASKED) == measured

@@ -1,4 +1,4 @@
-/* Links to what one sees. The address follows the visitor's choices, and an address shows them again:
+/* Links to what one sees. The address follows the visitor's choices and the playhead, and an address shows them again:
    - replay: the name of a recording; lane, row and round: a round of it, as the inspector counts them;
    - speed: the speed at which it plays; tab: a tab other than the first; scene: a scene of the opening.
    A value that the page cannot show is left out, and one sentence says so. A race of the visitor's own has no such address:
@@ -12,7 +12,7 @@ import { inspect } from "bass/race/inspector.js";
 
 const PLACE = ["lane", "row", "round"], SPEEDS = [1, 0.25, 0.1];
 // A value in a sentence is cut to LONGEST characters.
-const LONGEST = 40;
+const LONGEST = 40, REST_MS = 300;
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const asked = new URLSearchParams(location.search);
 
@@ -38,7 +38,7 @@ const complain = (words) => complaints.push(`The link asks for ${words}`);
 
 /** The recording that the address names, the first one if it only names a round or a speed, or null. */
 export function linked(offers) {
-  if (asked.has("replay")) return offers.find(({ name }) => name === asked.get("replay")) ?? null;
+  if (asked.has("replay")) return offers.find(({ name }) => name === asked.get("replay").toLowerCase()) ?? null;
   return [...PLACE, "speed"].some((name) => asked.has(name)) ? offers[0] ?? null : null;
 }
 
@@ -102,16 +102,36 @@ async function follow(offer, buttons) {
 /** The tabs of the page, by name. */
 const tabs = () => new Map([...document.querySelectorAll("#tabs [role=tab]")].map((tab) => [tab.dataset.tabId, tab]));
 
-function openTab(name) {
-  const known = tabs();
+function openTab(asked) {
+  const known = tabs(), name = asked.toLowerCase();
   if (known.has(name)) known.get(name).click();
-  else complain(`tab ${quoted(name)}, but ${known.size ? `there are ${listed([...known.keys()])}` : "this page has no tabs"}.`);
+  else complain(`tab ${quoted(asked)}, but ${known.size ? `there are ${listed([...known.keys()])}` : "this page has no tabs"}.`);
+}
+
+/** Open the sweep over the visitor's own prompts. */
+export function askOwnPrompts() {
+  openTab("sweep");
+  setQuery({ tab: "sweep" });
+  // Gradio draws a tab's content when it is first opened.
+  const focus = (tries) => {
+    const field = document.querySelector("#sweep-prompts textarea");
+    if (field?.checkVisibility()) field.focus();
+    else if (tries) setTimeout(() => focus(tries - 1), 50);
+  };
+  focus(40);
 }
 
 function openScene() {
   const count = scenes?.names.length ?? 0, scene = count && numberIn("scene", count, "the opening has scenes 1 to");
   if (scene) scenes.show(scene - 1);
   else if (!count) complain("a scene of the opening, but this page does not play it.");
+}
+
+/** The round that the playhead has reached, of the row that the inspector shows, or null. */
+function reached() {
+  const [lane, row] = ["lane", "sequence"].map((name) => document.querySelector(`[data-pick=${name}]`)?.value);
+  const round = roundsIn(run()?.lanes.get(lane)?.sequences[row]).length;
+  return round ? { lane, row: Number(row) + 1, round } : null;
 }
 
 /** Keep the address up to date. */
@@ -129,8 +149,28 @@ function bind(offers) {
     if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.dataset.tabId });
   });
   on("start", () => named() || setQuery(nothing));
-  on("round", ({ lane, row, round }) => named() && setQuery({ replay: replay(), lane, row, round }));
-  on("scene", (scene) => scene === null && setQuery({ scene: null }));
+  // The address follows a playhead that the visitor moves, once it rests.
+  let moved = false, rests = null;
+  on("touched", () => (moved = true));
+  on("tape", () => (moved = false));
+  on("playhead", ({ moving }) => {
+    clearTimeout(rests);
+    if (!moved || moving || !named()) return;
+    rests = setTimeout(() => {
+      const place = moved && named() && reached();
+      moved = false;
+      if (place) setQuery({ replay: replay(), ...place });
+    }, REST_MS);
+  });
+  on("round", ({ lane, row, round }) => {
+    moved = false;
+    if (named()) setQuery({ replay: replay(), lane, row, round });
+  });
+  // An opening that plays by itself leaves the address as it is.
+  on("scene", (scene) => {
+    if (scene === null) setQuery({ scene: null });
+    else if (new URLSearchParams(location.search).has("scene")) setQuery({ scene: scene + 1 });
+  });
 }
 
 export const mountLinks = async (element, { value }) => {

@@ -9,7 +9,16 @@ import { origin } from "bass/race/save.js";
 
 const WIDTH = 1200, HEIGHT = 630, EDGE = 48;
 // The lanes: left edge and width of the blocks, top of the first lane, distance and height.
-const LEFT = 240, SPAN = 780, TOP = 206, APART = 112, HIGH = 76;
+const LEFT = 240, SPAN = 780, TOP = 206, APART = 108, HIGH = 76;
+
+/** The settings of a race in one line. Recordings may lack some. */
+function settingsOf({ settings, batch_size: rows }) {
+  const { temperature, draft_length: length, max_new_tokens: tokens, seed, prompt } = settings;
+  const known = (value, words) => (value === null || value === undefined ? "" : words);
+  const parts = [`${rows} ${rows === 1 ? "row" : "rows"}`, known(temperature, `temperature ${temperature}`), known(length, `draft length ${length}`),
+    known(tokens, `up to ${tokens} tokens`), known(seed, `seed ${seed}`)];
+  return `${parts.filter(Boolean).join(", ")}${prompt ? `. Prompt: ${prompt}` : ""}`;
+}
 
 /** A lane's rounds as [{at, ms, tokens}], without the prompt, and the time of all. */
 function blocksOf({ rounds }) {
@@ -64,8 +73,7 @@ function draw(context) {
   context.fillStyle = colour("card");
   context.fillRect(0, 0, WIDTH, HEIGHT);
   text(40, 700, "ink", view?.verdict.head ?? "A race of decoders", 74, 2);
-  const { temperature } = head.settings, rows = `${head.batch_size} ${head.batch_size === 1 ? "row" : "rows"}`;
-  text(22, 400, "soft", wear(`${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}. Blocks are steps: width is time, height is tokens`), 170, 1);
+  text(22, 400, "soft", wear(settingsOf(head)), 150, 2);
   // At most three lanes fit.
   const drawn = [...lanes.values()].slice(-3).map((lane) => ({ name: lane.name, ...blocksOf(lane) }));
   const longest = Math.max(...drawn.map(({ end }) => end), 1e-6);
@@ -73,7 +81,7 @@ function draw(context) {
   drawn.forEach((lane, i) => drawLane(context, colour, lane, TOP + i * APART, SPAN / longest, tallest));
   text(20, 400, "soft", about, 568, 1);
   const version = [made.version, made.revision].filter(Boolean).join(", ");
-  text(20, 400, "soft", ["BASS, batched speculative decoding, arXiv 2404.15778", made.date, version && `revision ${version}`].filter(Boolean).join(" · "), 600, 1);
+  text(20, 400, "soft", ["Blocks are steps: width is time, height is tokens", about.includes(made.date) ? "" : made.date, version && `revision ${version}`].filter(Boolean).join(" · "), 600, 1);
 }
 
 export const card = () => {

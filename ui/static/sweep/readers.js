@@ -1,11 +1,16 @@
 /* "How many readers at once?": the speed-up by the number of readers, and the steps of the three decoders.
    - The figures are in data-figures (ui/sweep/readers.py): ms per step of Regular, and of BASS (tokens per step, ms per
      step), by machine, text and readers. Speculative serves one reader at a time: its steps are those of BASS with one.
+     A machine "here" is the visitor's own. All are predicted. A race there is shown as a ring.
    - A block is a step. Its width is its time and its height is the tokens that it writes, as on the time axis of a race.
+   - Moving the slider plays the steps once more, slowed down.
    - BASS pays as long as its speed-up is at least PAYS. */
-import { number, setText, svg, make } from "bass/page/page.js";
+import { on, over, number, setText, svg, make } from "bass/page/page.js";
+import { run } from "bass/race/run.js";
+import { tape } from "bass/race/tape.js";
 
-const PAYS = 1.05, SPAN_MS = 100;
+const PAYS = 1.05, SPAN_MS = 100, PLAYED_MS = 1500;
+const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const CURVE = { width: 640, height: 240, left: 46, right: 14, top: 16, bottom: 26 }, STRIP = { width: 640, height: 74 };
 const LINES = ["speculative", "bass"];
 
@@ -14,7 +19,11 @@ class Readers {
     this.root = root;
     this.known = JSON.parse(root.dataset.figures);
     this.slider = root.querySelector("input[type=range]");
-    root.addEventListener("input", () => this.draw());
+    root.addEventListener("input", () => {
+      this.draw();
+      this.play();
+    });
+    on("phase", (phase) => over(phase) && this.raced());
     root.querySelector(".readers-curve svg").addEventListener("pointerdown", (event) => this.point(event));
     this.draw();
   }
@@ -25,6 +34,23 @@ class Readers {
 
   get machine() {
     return this.known.machines[this.chosen("machine")];
+  }
+
+  /** Play the steps from the left. */
+  play() {
+    if (STILL.matches) return;
+    for (const picture of this.root.querySelectorAll(".readers-steps svg")) {
+      picture.getAnimations().forEach((running) => running.cancel());
+      picture.animate([{ clipPath: "inset(0 100% 0 0)" }, { clipPath: "inset(0)" }], PLAYED_MS);
+    }
+  }
+
+  /** Add the visitor's own race to the measured speed-ups of this machine. */
+  raced() {
+    const { here } = this.known.machines, { head, view } = run() ?? {}, speed = view?.lanes.bass?.metrics.speedup;
+    if (!here || !speed || !view.done || head.clock || tape.state.recorded) return;
+    this.own = [head.batch_size, speed];
+    this.draw();
   }
 
   /** The steps with this many readers: {lane: {tokens, ms, speed}}. `speed` is relative to Regular. */
@@ -51,7 +77,7 @@ class Readers {
     const { machine, known } = this, text = known.texts[this.chosen("text")];
     setText(this.root.querySelector(".readers-source"),
       `Predicted with ${known.drafts} drafts per row. Step times: ${machine.source}. Acceptance: ${text.source}.`
-      + (this.measured.length ? " Rings: measured speed-ups of BASS." : ""));
+      + (this.measured.length ? ` ${this.machine === this.known.machines.here ? "Ring: your last race, measured." : "Rings: measured speed-ups of BASS."}` : ""));
   }
 
   counted(readers) {
@@ -70,7 +96,8 @@ class Readers {
 
   /** [readers, speed-up] of BASS, as measured. */
   get measured() {
-    return Object.entries(this.machine.measured?.[this.chosen("text")] ?? {}).map(([readers, speed]) => [Number(readers), speed]);
+    const own = this.own && this.machine === this.known.machines.here ? [this.own] : [];
+    return [...own, ...Object.entries(this.machine.measured?.[this.chosen("text")] ?? {}).map(([readers, speed]) => [Number(readers), speed])];
   }
 
   curve(readers, last) {
