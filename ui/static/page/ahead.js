@@ -8,7 +8,7 @@ import { tell, make, setText } from "bass/page/page.js";
 import { linked } from "bass/page/links.js";
 import { openingScenes } from "bass/race/opening.js";
 
-const OTHERS = ["tab", "scene", "present"], LONGEST_MS = 5000, LATE_MS = 20000, DRAWN_MS = 60;
+const OTHERS = ["tab", "scene", "present"], LONGEST_MS = 5000, LATE_MS = 20000;
 const LATE = "The rest of the page has not loaded yet: reload the page if it doesn't come.";
 const media = (query) => window.matchMedia(query).matches;
 let stage = null;
@@ -89,12 +89,6 @@ function lowerSoon(since) {
   if (!drawn && performance.now() - since < LONGEST_MS) return void setTimeout(() => lowerSoon(since), 50);
   const { root, waiting, elements } = stage;
   stage = null;
-  // Draw Gradio's page behind the stage first: it would be empty in the frame in which it appears.
-  root.classList.add("lowers");
-  setTimeout(() => lower(root, waiting, elements), DRAWN_MS);
-}
-
-function lower(root, waiting, elements) {
   for (const [part, place] of waiting) {
     const element = elements.get(part);
     // moveBefore keeps the animations; not every browser has it.
