@@ -1,6 +1,6 @@
 /* What happens in a race, in spoken sentences computed from its records. Draws nothing: said.js shows them.
    narrate(race, view) takes a race (times.js) and its last view, or null while it runs. It returns sentences in the order of
-   time, as {ms, text, star, first}: star ones are said at real speed too, and for the first of each kind the opening slows
+   time, as {ms, text, star, first}: star ones are shown at real speed too, and for the first of each kind the opening slows
    down. The narrator is the last lane that drafts, if possible for several rows at once. */
 import { number, bisect } from "bass/page/page.js";
 import { chainOf, draftedBy, sum } from "bass/race/times.js";

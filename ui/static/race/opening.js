@@ -27,9 +27,9 @@ function pace(ms, race) {
 }
 
 export class Opening {
-  /** `load(name)` puts a recording on the tape and returns whether it may be played. */
-  constructor(part, load) {
-    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
+  /** `load(name)` puts a recording on the tape and returns whether it may be played, `machine(recorded)` names its machine. */
+  constructor(part, load, machine) {
+    Object.assign(this, { part, load, machine, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
     this.dots = SCENES.map(({ title }, i) => {
       const dot = make("button");
       Object.assign(dot, { type: "button", title });
@@ -103,7 +103,7 @@ export class Opening {
       return count < 0 ? upTo : count;
     });
     markEqual(equal);
-    const { made } = tape.state.recorded, machine = `Recorded on ${made?.device ?? "another machine"}. Yours may differ: press Run.`;
+    const machine = `Recorded on ${this.machine(tape.state.recorded)}. Yours may differ: press Run.`;
     if (upTo === longest) say(since < COMPARE_MS ? `${same} of ${all} tokens are the same. Guessing changes nothing but the speed.` : machine);
     return machine;
   }

@@ -71,7 +71,7 @@ class Recordings {
       return this.draw();
     }
     const load = async (name) => free() && await this.load(this.offers.find((offer) => offer.name === name), free);
-    this.opening = new Opening(document.querySelector(".opening"), load);
+    this.opening = new Opening(document.querySelector(".opening"), load, machineOf);
     scenes = { names: openingScenes.map(({ title }) => title), show: (i) => this.opening.show(i), skip: () => this.opening.skip() };
     await this.opening.show(0);
     // Ahead of the next scene.
