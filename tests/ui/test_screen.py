@@ -34,9 +34,9 @@ EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run
 # All sizes at which nothing may be cut off.
 SIZES = ((390, 844), (360, 740), (768, 1024), (1024, 768), (1280, 720), (1400, 900))
 # The most words of the first screen at a size: in the opening, and after it.
-WORDS = {(1400, 900): (170, 205), PHONE: (110, 140)}
+WORDS = {(1400, 900): (250, 285), PHONE: (150, 180)}
 # Texts outside the window or cut off by a box, and parts outside their boxes. Left out: boxes that scroll
-# sideways, the lanes' texts, the prompt in presenter mode's line, and the copies of the tabs' names that Gradio
+# sideways, the lanes' texts, the prompt's line, also in presenter mode, and copies of the tabs' names that Gradio
 # measures but never shows.
 CUT = """() => {
   const found = new Set(), shown = (e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true });
@@ -44,7 +44,8 @@ CUT = """() => {
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const parent = node.parentElement;
     if (!node.data.trim() || !shown(parent)) continue;
-    if (parent.closest("script, style, svg, .spoken, .visually-hidden, .window, .present-prompt")) continue;
+    if (parent.closest("script, style, svg, .spoken, .visually-hidden, .window, .present-prompt, .asked"))
+      continue;
     range.selectNodeContents(node);
     for (const { left, right, width } of range.getClientRects()) {
       for (let box = parent; width && box; box = box.parentElement) {

@@ -32,7 +32,7 @@ BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "h
 # A lane's figures: metric -> label. The first is shown large.
 FIGURES = {
     "speedup": "over Regular",
-    "ms_per_token": "ms per token, per row",
+    "ms_per_token": 'ms per token<span class="per-row">, per row</span>',
     "acceptance_rate": "accepted",
 }
 TIMED = ("speedup", "ms_per_token")
