@@ -70,7 +70,8 @@ class BatchDecoder(Decoder):
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._branches = self.drafter is not None and self.drafter.branches
         raw_states = self.drafter is not None and self.drafter.raw_states
-        self.verifier = Verifier(self.target, self.params, self.return_states, raw_states, self._branches)
+        masked = any(row.grammar is not None for row in self._rows)
+        self.verifier = Verifier(self.target, self.params, self.return_states, raw_states, self._branches, masked)
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._reported_work = (0, 0)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
@@ -240,7 +241,8 @@ class BatchDecoder(Decoder):
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
         self.target_forwards += 1
         tokens = [outcome.next_token if outcome.ends else 0 for outcome in outcomes]
-        refuse_stuck(rows, tokens, self.params.sampling.shapes)
+        if self.verifier.masked:
+            refuse_stuck(rows, tokens, self.params.sampling.shapes)
         refuse_unsound(tokens)
         paths = [outcome.accepted_drafts for outcome in outcomes]
         # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.

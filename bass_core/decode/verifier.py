@@ -16,7 +16,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
 from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
-from ..sample.shaping import changes, forbid, shaped
+from ..sample.shaping import forbid, shaped
 from ..sequence import Forward, Sequence
 from ..verify.acceptance import RowOutcome
 from ..verify.judge import Judge
@@ -49,12 +49,19 @@ class Verifier:
         return_states: whether the forwards return hidden states.
         raw_states: as in ForwardBatch.
         branches: whether the drafts form trees.
+        masked: whether some rows have grammars. Their masks are made on the host, so no graph runs a round.
     """
 
     def __init__(
-        self, target: ModelRunner, params: DecodingParams, return_states: bool, raw_states: bool, branches: bool
+        self,
+        target: ModelRunner,
+        params: DecodingParams,
+        return_states: bool,
+        raw_states: bool,
+        branches: bool,
+        masked: bool = False,
     ) -> None:
-        self.target, self.params = target, params
+        self.target, self.params, self.masked = target, params, masked
         self.return_states, self.raw_states, self.branches = return_states, raw_states, branches
         self._judge = Judge(params.sampling, params.verification, params.synthetic)
         # The texts on the device, for penalties in captured rounds.
@@ -68,7 +75,7 @@ class Verifier:
         """
         device, count = self.target.device, len(rows)
         zeros = [0] * count
-        if not (self.branches or any(row.grammar is not None for row in rows)):
+        if not (self.branches or self.masked):
             tokens = torch.zeros(count, width - 1, dtype=torch.long, device=device)
             probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
@@ -106,8 +113,7 @@ class Verifier:
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
     ) -> VerifiedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
-        # Masks are made on the host, after the drafts and before the judge.
-        if not self.target.captures or any(row.grammar is not None for row in rows):
+        if self.masked or not self.target.captures:
             return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
@@ -139,10 +145,10 @@ class Verifier:
         judged = proposal.after_forward(output)
         if judged is not proposal:
             drafts = to_device(judged.tokens, self.target.device)
-        if self.params.sampling.shapes or (self.params.logprobs and changes(self.params.sampling, rows)):
+        if self.params.sampling.shapes or (self.masked and self.params.logprobs):
             raw = output.logits
             output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
-        elif changes(self.params.sampling, rows):
+        elif self.masked:
             forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents)
         outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
         return VerifiedRound(judged, outcomes, output, fed, raw)

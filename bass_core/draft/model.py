@@ -92,7 +92,7 @@ class ModelDrafter(Drafter):
         return self.chains.propose(self.levels(rows, max_drafts), max_drafts, keys, self.report_probs)
 
     def levels(self, rows: list[Sequence], max_drafts: list[int]) -> Levels:
-        """Read the text and yield logits; penalties and masks, for chains alone, are in them (LevelModel)."""
+        """Read the text and yield logits; only chains have penalties and masks (LevelModel)."""
         logits, ends = self._catch_up(rows, max_drafts)
         if self.trees is not None:
             # Text tokens stay in the cache even if every draft is rejected.

@@ -199,7 +199,7 @@ def check_grammars(options: Any) -> None:
     Raises:
         RequestError: if one can't be used, with llguidance's reason and the place.
     """
-    for kind in KINDS:
+    for kind in [kind for kind in KINDS if getattr(options, kind) is not None]:
         value = getattr(options, kind)
         for row, each in enumerate(value) if isinstance(value, list | tuple) else [(None, value)]:
             if each is not None:
@@ -216,7 +216,7 @@ def compile_grammars(options: Any, tokenizer: Any, rows: int, eos: frozenset[int
         RequestError: if a grammar can't be used, or a row has several.
     """
     sources: list[str | None] = [None] * rows
-    for kind in KINDS:
+    for kind in [kind for kind in KINDS if getattr(options, kind) is not None]:
         for row, value in enumerate(_spread(kind, getattr(options, kind), rows)):
             if value is None:
                 continue

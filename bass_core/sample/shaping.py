@@ -1,4 +1,4 @@
-"""Penalties, biases, bad words and grammars: the part of a distribution that depends on the text alone.
+"""Penalties, biases, bad words and grammars: the part of a distribution that depends on the text only.
 
 `shaped` changes the logits of each position by the text before it: the prompt, the written tokens, and the drafts
 that lead there, accepted or not. The logits of the target and of a draft model are changed once, before
@@ -57,7 +57,10 @@ def shaped(
 
 def changes(params: SamplingParams, rows: Seq[Sequence]) -> bool:
     """Return whether the parameters or the rows' grammars change logits."""
-    return params.shapes or any(row.grammar is not None for row in rows)
+    for row in rows:
+        if row.grammar is not None:
+            return True
+    return params.shapes
 
 
 def forbid(

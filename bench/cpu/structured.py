@@ -146,7 +146,7 @@ def _timed(spent: list[float]) -> Iterator[None]:
 
 
 def _checked(pair: ModelPair, count: int) -> tuple[list[Row], list[Row]]:
-    from jsonschema import validate  # a requirement of the benches alone
+    from jsonschema import validate  # only the benches require it
 
     results, equal = [], True
     names = [name for name in GRAMMARS if name != "regex"]
