@@ -98,7 +98,7 @@ def test_the_refusal_of_another_tokenizer_names_drafts_that_fit(ids: int, named:
 
 
 def test_unsupported_models_are_refused_by_name():
-    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=1))
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=2))
     t5 = T5ForConditionalGeneration(
         T5Config(vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     )
