@@ -276,7 +276,7 @@ class GraphRunner(ModelRunner):
     def captured_rounds(self, batch: int, limit: int) -> list[tuple[int, int]]:
         largest = {self.captured_rows(rows): rows for rows in range(1, batch + 1)}
         last = captured_level(min(limit, LEVELS[-1]))
-        # The longest drafts first: they need the largest buffer of distributions, which a smaller one would precede.
+        # The longest drafts first: their buffer of distributions replaces a smaller one, and drops its captures.
         return [(rows, level) for level in reversed(LEVELS) if level <= last for rows in largest.values()]
 
     def captured_rows(self, batch: int) -> int:

@@ -71,7 +71,7 @@ _ENTRIES = (
     CatalogueEntry(
         "qwen3-8b", target="Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", note="for a GPU with 24 GB; not run here"
     ),
-    # EAGLE-3 heads in safetensors. Names and formats were read, and no weights were fetched (docs/usage.md).
+    # EAGLE-3 heads. What was read about them is in docs/usage.md; no weights were fetched.
     CatalogueEntry(
         "qwen3-8b-eagle3",
         target="Qwen/Qwen3-8B",
