@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import RwkvConfig, RwkvForCausalLM, T5Config, T5ForConditionalGeneration
 
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.machine import cpu_kernels
@@ -98,11 +98,11 @@ def test_the_refusal_of_another_tokenizer_names_drafts_that_fit(ids: int, named:
 
 
 def test_unsupported_models_are_refused_by_name():
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=16, num_hidden_layers=1, state_size=4))
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=2))
     t5 = T5ForConditionalGeneration(
         T5Config(vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     )
-    for model in (mamba, t5):
+    for model in (rwkv, t5):
         with pytest.raises(PairError, match=type(model).__name__):
             ModelPair(model)
 
