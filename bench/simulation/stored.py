@@ -1,4 +1,4 @@
-"""Predictions beside the rounds that were measured on a GPU: `compared` reads a stored file of `bench gpu`.
+"""Predictions next to the rounds that were measured on a GPU: `compared` reads a stored file of `bench gpu`.
 
 The kernels of a regular step come from its profile, and the rounds from races, by the lane's clock. The rows of
 a race end at different times, so we predict a round with their mean number and the mean draft length.
