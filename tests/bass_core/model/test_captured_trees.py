@@ -125,18 +125,18 @@ def test_a_replay_of_trees_equals_the_eager_step(kind: type[CausalModel], backen
         replayed, expected = (each.forward(fed).logits for each in (runner, eager))
         torch.testing.assert_close(replayed, expected, atol=1e-4, rtol=1e-4)
     captured = sorted((*key[:2], key[-1]) for key in runner.slot.steps)
-    assert captured == [(1, 1, True), (4, 4, False), (4, 4, True), (4, 13, True)]
+    assert captured == [(1, 1, True), (4, 4, False), (4, 4, True), (4, 17, True)]
 
 
 def test_trees_without_spare_bits_are_not_padded() -> None:
-    """A step of 11 tokens is padded to 13 if the tree's bit mask has room for 13, otherwise it runs unpadded."""
+    """A step of 11 tokens is padded to 17 if the tree's bit mask has room for 17, otherwise it runs unpadded."""
     model = make_model(CausalModel, "pad")
     runner = GraphRunner(model, 1, 128, model.vocab, "pad", record=record_calls)
     ids = torch.arange(11)[None] + 3
-    for before in (MAX_TREE_TOKENS - 13, MAX_TREE_TOKENS - 12, MAX_TREE_TOKENS - 11):
+    for before in (MAX_TREE_TOKENS - 17, MAX_TREE_TOKENS - 16, MAX_TREE_TOKENS - 11):
         parents = [list(range(-1, before + 10))]
         runner.forward(ForwardBatch(ids, [before + 2], tree=batch_tree(parents, [before])))
-    assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 13)]
+    assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 17)]
 
 
 def test_a_padding_token_sees_only_itself() -> None:
@@ -146,12 +146,12 @@ def test_a_padding_token_sees_only_itself() -> None:
     tree = batch_tree([[-1] * 11] * 3, [0] * 3)
     runner.forward(ForwardBatch(torch.ones(3, 11, dtype=torch.long), [5, 6, 7], tree=tree))
     (step,) = runner.slot.steps.values()
-    padded = pad_tree(tree, 4, 13)
+    padded = pad_tree(tree, 4, 17)
     inputs = RoundInputs([5, 6, 7], sees=padded.sees, depths=padded.depths, before=padded.before)
     fed = inputs.views(step.numbers).tree
     assert fed is not None
-    own_bits = torch.ones(13, dtype=torch.long) << torch.arange(13)
-    assert torch.equal(fed.sees[3], own_bits) and torch.equal(fed.sees[:3, 11:], own_bits[11:].expand(3, 2))
+    own_bits = torch.ones(17, dtype=torch.long) << torch.arange(17)
+    assert torch.equal(fed.sees[3], own_bits) and torch.equal(fed.sees[:3, 11:], own_bits[11:].expand(3, 6))
     assert not fed.depths[:, 11:].any() and not fed.before.any()
 
 
