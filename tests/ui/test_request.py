@@ -113,6 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"system": 3}, "system must be a text of at most"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
     ({"json_schema": [1]}, "json_schema must be an object, and regex and grammar texts"),
+    ({"json_schema": "{"}, "The JSON schema is not JSON (Expecting property name enclosed in double quotes"),
     ({"chat_template_kwargs": {"documents": [{"text": "a"}]}}, "change or leave out documents"),
     ({"chat_template_kwargs": {"tokenizer_kwargs": {"padding": True}}}, "change or leave out tokenizer_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}" * 40}}, "change or leave out chat_template"),
@@ -149,7 +150,7 @@ def values(name: str, limits: Limits | None = None, choices: Choices | None = No
 def test_a_preset_sets_the_whole_form_within_the_operators_limits() -> None:
     names = ["Repeat a text", "Write code", "Four questions", "A long document"]
     assert [name for name, preset in presets().items() if not preset.more] == names
-    assert list(presets()) == [*names, "Unrelated words", "Tell a story", "On an H100"]
+    assert list(presets()) == [*names, "Unrelated words", "Fill in a form", "Tell a story", "On an H100"]
     few, requests = Limits(max_batch=2, max_new_tokens=16), {}
     unshown = {name: setting.default for name, setting in SETTINGS.items() if not setting.control}
     for name, preset in presets().items():

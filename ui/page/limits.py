@@ -7,6 +7,7 @@ drafters, attention backends and lanes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -192,6 +193,17 @@ def grammar(label: str, value: object, limits: Limits) -> Any:
             f"{limits.max_prompt} characters, or null for none."
         )
     return value
+
+
+def json_schema(label: str, value: object, limits: Limits) -> Any:
+    """Require a JSON schema: an object, or its JSON text, which the form has. None and "" mean no schema."""
+    if isinstance(value, str) and 0 < len(value) <= limits.max_prompt:
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError) as error:
+            reason = str(error).rstrip(".")
+            raise RequestError(f"The JSON schema is not JSON ({reason}): correct it, or leave it empty.") from None
+    return grammar(label, value, limits)
 
 
 def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ version's manual when the page is built. ui/page/first.py chooses the first race
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,25 @@ FOUR_QUESTIONS = (
     "What is a prime number? Name the first ten.\n"
     "What are the seven days of the week, and where do their names come from?"
 )
+
+FOUR_PEOPLE = (
+    "Describe a nurse from Lisbon.\n"
+    "Describe a retired sailor from Bergen.\n"
+    "Describe a young baker from Lyon.\n"
+    "Describe a chess champion from Chennai."
+)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 18, "maximum": 99},
+        "city": {"type": "string", "maxLength": 24},
+        "profession": {"type": "string", "maxLength": 40},
+        "hobbies": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["name", "age", "city", "profession", "hobbies"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,18 @@ def _presets() -> dict[str, Preset]:
             "At this temperature most drafts are rejected, but Algorithm 1 keeps drafting.",
             # smollm2's default drafter would draft nothing when its head is unsure.
             {"prompt": UNRELATED, "batch_size": 8, "temperature": 1.5, "draft_length": "bass", "drafter": "model"},
+            more=True,
+        ),
+        "Fill in a form": Preset(
+            "The schema makes keys and quotes certain: they are drafted without a model, and checked like others.",
+            {
+                "prompt": FOUR_PEOPLE,
+                "prompts": "lines",
+                "batch_size": 4,
+                "max_new_tokens": 96,
+                "temperature": 0.0,
+                "json_schema": json.dumps(PERSON, indent=1),
+            },
             more=True,
         ),
         "Tell a story": Preset(

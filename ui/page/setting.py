@@ -201,8 +201,10 @@ _TABLE = (
         script='Variables of the chat template, e.g. {"enable_thinking": false}, or null for none.',
     ),
     Setting(
-        "json_schema", None, dict[str, Any] | None, limits.grammar, "json_schema",
-        script="All rows write JSON that fits this schema, or null for none. A row that is cut is incomplete.",
+        "json_schema", None, dict[str, Any] | str | None, limits.json_schema, "json_schema",
+        "JSON schema", "text", "All rows write JSON that fits it. Empty: any text.",
+        script="An object or its JSON text: all rows write JSON that fits this schema. A row that is cut is "
+        "incomplete. Null for none.",
     ),
     Setting(
         "regex", None, str | None, limits.grammar, "regex",
