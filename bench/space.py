@@ -46,6 +46,8 @@ def main(argv: list[str]) -> None:
     for name in filter(None, (arguments.to, arguments.name)):
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
             options.error(f"a Space is named USER/NAME; got {name!r}.")
+    if (arguments.name and not arguments.static) or (arguments.static and arguments.to):
+        options.error("--name goes with --static, and --static writes a folder and sends nothing.")
     if arguments.static:
         return _static(arguments)
     names = sent()

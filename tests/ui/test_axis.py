@@ -472,6 +472,20 @@ def test_the_end_is_told_by_the_verdict(film: Page, metrics: dict[str, float], s
     assert not any("shorter" in text for text in sentences)
 
 
+def test_rows_and_rounds_without_guesses_are_told(film: Page) -> None:
+    lanes: dict[str, Any] = {
+        "regular": STEPS,
+        "bass": [
+            (12.0, {0: ([" a"], 0, " c"), 1: PLAIN}),
+            *((12.0 + 10 * i, {0: PLAIN, 1: PLAIN}) for i in range(1, 5)),
+        ],
+    }
+    sentences = narrated(film, 2, lanes, speedup=0.9, round_cost=1.0, acceptance_rate=0.1)
+    assert "BASS: one of two rows guesses, and one step checks 1 guess." in sentences
+    assert "The guess of row 1 is wrong: struck." in sentences
+    assert "It guessed in only 1 of 5 rounds: slower." in sentences
+
+
 def test_rows_and_lengths_that_differ_are_told(film: Page) -> None:
     guess = [" a", " b"]
     lanes: dict[str, Any] = {
@@ -488,8 +502,8 @@ def test_rows_and_lengths_that_differ_are_told(film: Page) -> None:
         "Row 1 keeps 2, row 2 keeps none. Nobody waits for the other.",
         "Row 1 is done. The others go on.",
         "BASS: a small guesser writes 2 tokens first.",
-        "The model checks all 2 in one step.",
-        "All 2 hold, and the model adds one: 3 tokens from one step.",
+        "The model checks both in one step.",
+        "Both hold, and the model adds one: 3 tokens from one step.",
         "3.5 tokens in the time of 2.0 steps: 1.5 times as fast.",
         "Regular ended first because its text is shorter: 4 tokens of 9.",
     ]

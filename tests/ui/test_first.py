@@ -62,6 +62,7 @@ def test_the_first_race_is_the_largest_clear_win(
     assert values["batch_size"] == rows
     if name == QUESTIONS:
         assert len(values["prompt"].split("\n")) == rows
+        assert (presets()[QUESTIONS].look_for in presets(first)[QUESTIONS].look_for) == (rows == 4)
 
 
 def test_a_machine_that_wins_nothing_says_so_and_predicts_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +70,18 @@ def test_a_machine_that_wins_nothing_says_so_and_predicts_another(monkeypatch: p
     first = module.first_race(PAIR)
     assert (first.name, first.said) == (H100, module.NO_WIN)
     assert presets(first)[H100].values == presets()[H100].values
+
+
+def test_the_operators_limit_and_errors_of_measuring_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = predict(monkeypatch, {("repeat", 8): 3.0, ("repeat", 2): 1.5})
+    assert (module.first_race(PAIR, 2).name, module.first_race(PAIR, 2).rows) == (REPEAT, 2)
+    assert max(rows for _, rows, *_ in asked) == 2
+
+    def fails(*_: Any, **__: Any) -> float:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(module, "expected_speedup", fails)
+    assert module.first_race(PAIR) == First()
 
 
 def test_unknown_costs_and_other_pairs_start_with_the_repeated_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +120,10 @@ def test_a_race_that_contradicts_the_prediction_corrects_it(monkeypatch: pytest.
 
 
 def test_only_whole_races_with_the_predicted_settings_count(costs: Path) -> None:
-    for changed in ({"temperature": 0.7}, {"draft_length": "2"}, {"prompt": "Hello."}, {"clock": "h100"}):
+    for changed in (
+        {"temperature": 0.7}, {"draft_length": "2"}, {"prompt": "Hello."}, {"clock": "h100"}, {"acceptance": 1.0},
+        {"max_new_tokens": 8}, {"time_budget_ms": 9.0}, {"regex": "a*"},
+    ):  # fmt: skip
         module.remember(PAIR, settings(REPEAT, 4, **changed), lanes(9.0))
     module.remember(PAIR, settings(REPEAT, 4), lanes(9.0, finished=False))
     module.remember(PAIR, settings(REPEAT, 4), lanes(9.0, error="The memory is full."))

@@ -85,8 +85,8 @@ def draft_lengths(first: str) -> tuple[Choice, ...]:
     return (*((DRAFT_LENGTH_WORDS[name], name) for name in policies), *fixed)
 
 
-def choices(pair: ModelPair, draft_length: str) -> Choices:
-    """Return the choices for this pair. `draft_length` is the policy that the page starts with."""
+def choices(pair: ModelPair, draft_length: str, max_batch: int = 32, measures: bool = True) -> Choices:
+    """Return the choices for this pair. The page starts with `draft_length`; the rest is as for first_race."""
     near_ties = pair.target_step.low_precision
     return Choices(
         drafters=(
@@ -97,7 +97,7 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("automatic: the fastest on this device", "auto"), *((name, name) for name in ATTENTIONS)),
-        first=first_race(pair),  # measures what the next line needs
+        first=first_race(pair, max_batch, measures),  # measures what the next line needs
         here=here(pair),
     )
 

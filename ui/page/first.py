@@ -8,6 +8,8 @@ replace the predictions from the next start on.
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,23 +30,40 @@ CLEAR, PREDICTED = 1.2, 1.3
 MEASURE_S = 10.0
 # How many speed-ups of earlier races are kept for each text and number of rows. Their median counts.
 KEPT = 5
-# The settings of a race that its prediction depends on.
-SAME = ("prompt", "temperature", "draft_length", "drafter", "clock")
+# The settings of a race that its speed-up depends on, with their values unless the preset sets others.
+DEFAULTS = {
+    "clock": MEASURED, "drafter": "auto", "acceptance": None, "time_budget_ms": None, "max_new_tokens": 64,
+    "repetition_penalty": 1.0, "json_schema": None, "regex": None, "grammar": None,
+}  # fmt: skip
+SAME = ("prompt", "temperature", "draft_length", *DEFAULTS)
 NO_WIN = (
-    "On this machine drafting is predicted not to pay off clearly, not even for one reader. So this race predicts "
-    "the times of an H100."
+    "On this machine drafting does not pay off clearly, not even for one reader. So this race predicts the times "
+    "of an H100."
 )
 
+_log = logging.getLogger(__name__)
 
-def first_race(pair: ModelPair) -> First:
-    """Return the first race for this pair, on this machine."""
+
+def first_race(pair: ModelPair, max_batch: int = max(READERS), measures: bool = True) -> First:
+    """Return the first race for this pair, on this machine.
+
+    Args:
+        max_batch: the most rows that the operator allows.
+        measures: whether missing costs may be measured.
+    """
     # The acceptance was measured with one pair, so it says nothing about the others.
     if pair.name != figures()["pair"]:
         return First()
     raced, unknown = _raced(pair), True
     for name, rows in candidates():
+        if rows > max_batch:
+            continue
         earlier = raced.get(_key(name, rows))
-        speedup = median(earlier) if earlier else predicted(pair, name, rows, MEASURE_S)
+        try:
+            speedup = median(earlier) if earlier else predicted(pair, name, rows, MEASURE_S * measures)
+        except Exception as error:  # the page starts all the same
+            _log.warning("The first race could not be predicted (%s): %s", type(error).__name__, error)
+            return First()
         unknown = unknown and speedup is None
         if speedup is not None and speedup >= (CLEAR if earlier else PREDICTED):
             how = "Earlier races on this machine" if earlier else "Predicted for this machine"
@@ -87,14 +106,16 @@ def remember(pair: ModelPair, settings: Mapping[str, Any], lanes: Mapping[str, L
     raced[key] = [*raced.get(key, []), speedup][-KEPT:]
     with suppress(OSError):  # the next start predicts again
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(raced), encoding="utf-8")
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(raced), encoding="utf-8")
+        part.replace(path)
 
 
 def _key_of(settings: Mapping[str, Any]) -> str | None:
     """Return the key of a race with the settings of a possible first race, or None."""
     rows = settings["batch_size"]
     for name in TEXTS if rows in READERS else ():
-        asked = {"clock": MEASURED, "drafter": "auto", **presets()[name].values, "prompt": _prompt(name, rows)}
+        asked = {**DEFAULTS, **presets()[name].values, "prompt": _prompt(name, rows)}
         if all(str(settings[key]) == str(asked[key]) for key in SAME):
             return _key(name, rows)
     return None

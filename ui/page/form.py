@@ -18,7 +18,7 @@ import gradio as gr
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.limits import Limits
-from ui.page.presets import Preset, presets
+from ui.page.presets import QUESTIONS, Preset, presets
 from ui.page.setting import SETTINGS, Setting, shown
 from ui.sources.source import Count
 
@@ -62,7 +62,8 @@ def form(
         run, stop = _buttons("Play")
         status.render()
         return Form({}, run, stop)
-    offered_presets = presets(choices.first)
+    # The button "Four questions" stays one for four, even if the first race has fewer of them.
+    offered_presets = presets(None if choices.first.name == QUESTIONS else choices.first)
     fields = _section("prompt", limits, choices)
     if count:
         _counter(count)
@@ -74,7 +75,8 @@ def form(
             None, None, None, js="() => Bass.askOwnPrompts()"
         )
     status.render()
-    note = gr.HTML(offered_presets[choices.first.name].look_for, elem_id="preset-note", apply_default_css=False)
+    first = presets(choices.first)[choices.first.name]
+    note = gr.HTML(first.look_for, elem_id="preset-note", apply_default_css=False)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
         with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
@@ -196,4 +198,6 @@ def restore_script(form: Form) -> str:
         offered = [value for _, value in values] if values else None
         allowed[setting.name] = {"control": setting.control, "choices": offered}
     values = f"const allowed = {json.dumps(allowed)}, values = Bass.askedBefore(Bass.restore(allowed, now));"
-    return f"async (...now) => {{ {WAIT} {values} Bass.form(Object.keys(allowed), values); return values; }}"
+    at = list(allowed).index("draft_length")
+    told = f"if (values[{at}] !== now[{at}]) ({_CHOSEN})(); Bass.form(Object.keys(allowed), values);"
+    return f"async (...now) => {{ {WAIT} {values} {told} return values; }}"

@@ -87,7 +87,8 @@ def presets(first: First | None = None) -> dict[str, Preset]:
     by_name = _presets()
     if first is not None:
         preset = by_name[first.name]
-        look_for = " ".join(filter(None, [preset.look_for, first.said]))
+        fewer = preset.values.get("prompts") == "lines" and first.rows < preset.values["batch_size"]
+        look_for = first.said if fewer else " ".join(filter(None, [preset.look_for, first.said]))
         values = {**preset.values, "batch_size": first.rows}
         by_name[first.name] = replace(preset, look_for=look_for, values=values)
     return by_name

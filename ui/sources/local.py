@@ -136,7 +136,8 @@ def facts(pair: ModelPair, ask: PairOptions, threads: int) -> PairInfo:
         **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
         "dtype": pair.weight_dtype,
     }
-    return PairInfo(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None, pair.advice)
+    offered = choices(pair, ask.draft_length, ask.max_batch, ask.measures)
+    return PairInfo(about, offered, names, pair.tokenizer is not None, pair.advice)
 
 
 def shown_name(pair: str) -> str:

@@ -31,6 +31,7 @@ class Worker:
         self._ask, self._limits, self._threads, self._number = ask, limits, threads, number
         self._loading = threading.Lock()
         self._local: Local | None = None
+        self._info: PairInfo | None = None
         self._count: Count | None = None
         self._stopped: set[int] = set()
         self._forever = threading.Event()
@@ -38,11 +39,13 @@ class Worker:
     def load(self) -> PairInfo:
         """Load the pair, unless it is loaded already. Raises BassError."""
         with self._loading:
-            if self._local is None:
+            if self._info is None:
                 local = Local(self._ask)
+                # This may measure, so it comes before the idle work.
+                info = local.facts(self._threads)
                 local.idle.start()
-                self._count, self._local = local.count(self._limits), local
-            return self._local.facts(self._threads)
+                self._count, self._local, self._info = local.count(self._limits), local, info
+            return self._info
 
     def stay(self) -> None:
         """Block until the next call of `stay`. If the process ends, the caller gets an error from Ray."""

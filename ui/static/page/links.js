@@ -138,19 +138,24 @@ function reached() {
 function bind(offers) {
   const named = () => offers.some(({ name }) => name === tape.state.recorded?.name);
   const replay = () => (offers.length > 1 ? tape.state.recorded.name : null);
+  // The address follows a playhead that the visitor moves, once it rests.
+  let moved = false, rests = null;
+  const forget = () => {
+    moved = false;
+    clearTimeout(rests);
+  };
   const nothing = Object.fromEntries(["replay", ...PLACE, "speed", "scene"].map((name) => [name, null]));
   document.addEventListener("click", ({ target, isTrusted }) => {
     const recording = target.closest("[data-recording]"), tab = target.closest("#tabs [role=tab]");
     const scene = target.closest(".opening-scenes button"), speed = target.closest("[data-speed]");
     if (!isTrusted) return;
     if (scene) setQuery({ ...nothing, scene: [...scene.parentElement.children].indexOf(scene) + 1 });
+    if (recording) forget();
     if (recording) setQuery({ ...nothing, replay: offers.length > 1 ? recording.dataset.recording : null });
     if (speed && named()) setQuery({ replay: replay(), speed: speed.dataset.speed });
     if (tab) setQuery({ tab: tab === [...tabs().values()][0] ? null : tab.dataset.tabId });
   });
   on("start", () => named() || setQuery(nothing));
-  // The address follows a playhead that the visitor moves, once it rests.
-  let moved = false, rests = null;
   on("touched", () => (moved = true));
   on("tape", () => (moved = false));
   on("playhead", ({ moving }) => {

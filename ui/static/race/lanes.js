@@ -302,7 +302,7 @@ class Lane {
     this.cards.forEach((card, i) => {
       const count = tape.spansAt(this.name, i, ms);
       card.draw(times.rows[i], ms, count, look);
-      card.item.classList.toggle("waits", !count && times.clock > 0);
+      card.item.classList.toggle("waits", !count && times.clock > 0 && !["stopped", "error"].includes(tape.state.ended));
     });
   }
 }

@@ -8,7 +8,10 @@ import { chainOf, draftedBy, sum } from "bass/race/times.js";
 const WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"];
 // An accepted text of more words is not quoted.
 const QUOTED = 4;
+/** A lane that guesses in fewer of its rounds is told apart: its plain rounds say nothing about the price of checking. */
+export const OFTEN = 0.8;
 const inWords = (count) => WORDS[count] ?? `${count}`;
+const all = (count) => (count === 2 ? "Both" : `All ${count}`);
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const tokens = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
 const short = (value) => number(value, value % 1 ? 1 : 0);
@@ -17,6 +20,9 @@ const label = ({ head }, { name }) => head.looks?.[name]?.label ?? name;
 
 /** How long it takes to read a sentence, in ms. */
 export const readingTime = (text) => 400 + 160 * text.split(" ").length;
+
+/** In how many of its rounds a lane guessed. */
+export const guessing = (lane) => lane.rounds.filter(({ record: { rows } }) => rows.some(({ drafted }) => drafted.length)).length;
 
 export function narrator(race) {
   const drafting = [...race.lanes.values()].filter(({ rows }) => rows.some(({ steps }) => steps.length));
@@ -27,9 +33,9 @@ export function narrator(race) {
 function outcomeOfRow(race, lane, row) {
   const { sequence, start, written, accepted, drafted_text: texts } = row, chain = chainOf(row), wrong = chain[accepted];
   const own = written > accepted ? race.textAt(lane.name, sequence, start + written - 1) : null;
-  const hold = `${accepted === 1 ? "The guess holds" : `All ${accepted} hold`}`;
+  const hold = accepted === 1 ? "The guess holds" : `${all(accepted)} hold`;
   if (wrong === undefined) return ["all", `${hold}${own === null ? "" : ", and the model adds one"}: ${tokens(written)} from one step.`];
-  const struck = texts?.[wrong] ? quote(texts[wrong]) : "The next guess";
+  const struck = texts?.[wrong]?.trim() ? quote(texts[wrong]) : "The next guess";
   if (!accepted) return ["none", `${struck} is wrong: struck. One token, as in Regular, but guessing cost time.`];
   const held = chain.slice(0, accepted).map((i) => texts?.[i] ?? "").join(""), few = held.trim() && held.trim().split(/\s+/).length <= QUOTED;
   const kept = few ? `${quote(held)} holds` : `${accepted} hold`;
@@ -40,7 +46,12 @@ function outcomeOfRow(race, lane, row) {
 function outcomeOfRows(rows, written) {
   const counts = rows.map(({ accepted }) => accepted), most = Math.max(...counts), least = Math.min(...counts);
   if (rows.every(({ accepted, drafted, parents }) => !parents && accepted === drafted.length)) {
-    return ["all", `All ${sum(counts)} hold, and the model adds one per row: ${tokens(written)} from one step.`];
+    const hold = sum(counts) === 1 ? "The guess holds" : `${all(sum(counts))} hold`;
+    return ["all", `${hold}, and the model adds one per row: ${tokens(written)} from one step.`];
+  }
+  if (rows.length === 1) {
+    const number = rows[0].sequence + 1;
+    return ["some", most ? `Row ${number} keeps ${most}. The next guess is wrong: struck, and replaced.` : `The guess of row ${number} is wrong: struck.`];
   }
   if (!most) return ["none", `Every first guess is wrong: ${tokens(written)}, as in Regular, but guessing cost time.`];
   if (most === least) return ["some", `Each row keeps ${most}. The next guess is wrong: struck, and replaced.`];
@@ -49,6 +60,12 @@ function outcomeOfRows(rows, written) {
 }
 
 const isCopied = ({ drafted, detail }, forwards) => (detail ? detail.sources.every((source) => source === "copy") : !forwards && drafted.length > 0);
+
+/** Which of a round's rows guess. */
+function who(count, rows) {
+  if (count < rows) return `${inWords(count)} of ${inWords(rows)} rows ${count === 1 ? "guesses" : "guess"}`;
+  return `${count === 2 ? "both" : `all ${inWords(count)}`} guess`;
+}
 
 /** The sentences about the narrator's rounds. */
 function rounds(race, lane, put) {
@@ -62,8 +79,8 @@ function rounds(race, lane, put) {
     const guesses = sum(drafting.map(({ drafted }) => drafted.length)), each = drafting[0].drafted.length;
     if (drafting.every((row) => isCopied(row, record.draft_forwards))) put(begin + 0.1 * (stand - begin), "copy", "The text says this already: copied, not computed.");
     else if (length === 1) put(begin + 0.1 * (stand - begin), "guess", `${name}: a small guesser writes ${tokens(each)} first.`);
-    if (length > 1) put(stand, "check", `${name}: ${drafting.length === 2 ? "both" : `all ${inWords(drafting.length)}`} guess, and one step checks ${guesses} guesses.`);
-    else put(stand, "check", `The model checks ${each === 1 ? "it" : `all ${each}`} in one step.`);
+    if (length > 1) put(stand, "check", `${name}: ${who(drafting.length, length)}, and one step checks ${guesses} ${guesses === 1 ? "guess" : "guesses"}.`);
+    else put(stand, "check", `The model checks ${each === 1 ? "it" : all(each).toLowerCase()} in one step.`);
     const [kind, text] = length > 1 ? outcomeOfRows(drafting, written) : outcomeOfRow(race, lane, drafting[0]);
     if (kind === "all" && held === null) held = i;
     const plain = reference && bisect(reference.rounds.length, (at) => reference.rounds[at].end <= end), mean = plain && reference.rounds[plain - 1].end / plain;
@@ -85,20 +102,23 @@ function ending(race, lane, reference, view) {
   const names = [lane, reference].map((one) => label(race, one)), per = short(lane.total / length);
   const [level, rest] = (view.verdict.head ?? "").split(/ (?:were|are) level/), equal = rest !== undefined && names.every((name) => level.includes(name));
   const checked = number(sum(lane.rounds.map(({ record: { rows } }) => sum(rows.map(({ drafted }) => drafted.length + 1)))) / length, 0);
-  const price = (end) => `${per} tokens, but checking ${checked} takes as long as ${number(cost, 1)} steps here: ${end}.`;
+  const guessed = guessing(lane), rare = guessed < OFTEN * length, other = lane === [...race.lanes.values()].at(-1) ? "" : `${names[0]}: `;
+  const price = (end) =>
+    rare ? `It guessed in only ${guessed} of ${length} rounds: ${end}.` : `${per} tokens, but checking ${checked} takes as long as ${number(cost, 1)} steps here: ${end}.`;
   const wrong = 1 - rate, share = Math.abs(wrong - 0.5) < 0.05 ? "Half" : number(100 * wrong, 0, " %");
   const faster = `${number(speed, 1)} times as fast.`;
   const won = race.head.batch_size === 1 && same(race, lane, reference) ? `Same text, ${faster}` : `${per} tokens in the time of ${number(cost, 1)} steps: ${faster}`;
-  const lost = wrong > 1 / 3 ? `${share} of the guesses are wrong, and checking them costs ${number(cost, 1)} steps: slower.` : price("slower");
-  const said = [equal ? price("level") : speed > 1 ? won : lost];
+  const lost = !rare && wrong > 1 / 3 ? `${share} of the guesses are wrong, and checking them costs ${number(cost, 1)} steps: slower.` : price("slower");
+  const said = [`${other}${equal ? price("level") : speed > 1 ? won : lost}`];
   const [first, second] = [lane, reference].sort((a, b) => a.clock - b.clock), sizes = [first, second].map(({ rows }) => sum(rows.map(({ ids }) => ids.length)));
-  if (sizes[0] < sizes[1] && (speed > 1) === (first === reference)) {
+  if (!race.head.settings?.time_budget_ms && sizes[0] < sizes[1] && (speed > 1) === (first === reference)) {
     said.push(`${label(race, first)} ended first because its text is shorter: ${sizes[0]} tokens of ${sizes[1]}.`);
   }
   return said;
 }
 
 export function narrate(race, view) {
+  if (![...race.lanes.values()].some(({ reads, rounds: written }) => reads.length || written.length)) return [];
   const sentences = [], kinds = new Set(), { batch_size: rows, reference: name } = race.head, reference = race.lanes.get(name), lane = narrator(race);
   const put = (ms, kind, text, star = false) => {
     sentences.push({ ms, text, star, first: !kinds.has(kind) });

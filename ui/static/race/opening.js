@@ -55,8 +55,9 @@ export class Opening {
     const { name, compares } = SCENES[i], race = Symbol("race");
     this.showing = race;
     this.leave();
-    if (!(compares && tape.state.recorded?.name === name) && !await this.load(name)) return this.stop();
+    const loaded = compares && tape.state.recorded?.name === name || await this.load(name);
     if (this.showing !== race) return;
+    if (!loaded) return void this.stop();
     Object.assign(this, { at: i, since: 0, plays: true });
     this.part.hidden = false;
     tell("scene", i);
@@ -103,7 +104,7 @@ export class Opening {
       return count < 0 ? upTo : count;
     });
     markEqual(equal);
-    const machine = `Recorded on ${this.machine(tape.state.recorded)}. Yours may differ: press Run.`;
+    const runs = document.querySelector("[data-replay]") ? "" : ": press Run", machine = `Recorded on ${this.machine(tape.state.recorded)}. Yours may differ${runs}.`;
     if (upTo === longest) say(since < COMPARE_MS ? `${same} of ${all} tokens are the same. Guessing changes nothing but the speed.` : machine);
     return machine;
   }
@@ -117,10 +118,10 @@ export class Opening {
   stop() {
     this.showing = null;
     this.leave();
+    tell("opening", false);
     if (!this.plays) return;
     this.plays = this.seen = false;
     this.part.hidden = true;
-    tell("opening", false);
     tape.speed = SLOW;
     tell("scene", null);
   }

@@ -7,7 +7,7 @@ import { tape } from "bass/race/tape.js";
 import { EPSILON } from "bass/race/times.js";
 import { narrate } from "bass/race/narrate.js";
 
-const LEAST_MS = 1000, HEARD = 3;
+const LEAST_MS = 1000, RESTS_MS = 150, HEARD = 3;
 let line = null, changed = 0, timer = null, opening = false, known = { race: null };
 
 /** All sentences of the race on the tape. They are computed again once it has more rounds. */
@@ -42,7 +42,8 @@ function follow({ ms, speed, follows, moving }) {
   const all = sentences(), rests = !moving && !follows;
   const chosen = opening ? all.filter(({ first }) => first) : rests ? all : timely(all, follows ? 1 : speed);
   const now = chosen.findLast((sentence) => sentence.ms <= ms + EPSILON);
-  say(now?.text ?? "", moving && now ? changed + LEAST_MS - performance.now() : 0);
+  // While somebody drags the playhead, only the place where it rests speaks.
+  say(now?.text ?? "", !now ? 0 : moving ? changed + LEAST_MS - performance.now() : rests ? RESTS_MS : 0);
 }
 
 export const mountSaid = (root) => {
@@ -56,7 +57,8 @@ export const mountSaid = (root) => {
   });
   on("playhead", follow);
   const asked = root.querySelector(".asked");
-  on("start", ({ settings: { prompt = "" } }) => {
+  on("start", ({ settings }) => {
+    const prompt = String(settings.prompt ?? "");
     setText(asked, prompt && `Asked: ${prompt.trim().replace(/\s+/g, " ")}`);
     asked.title = prompt;
   });

@@ -36,13 +36,16 @@ document.addEventListener("click", async ({ target }) => {
   if (!take) return;
   const label = button.textContent;
   button.disabled = true;
-  const said = await take(), took = document.querySelector(".took");
-  if (took) setText(took, said);
-  setText(button, "Saved");
-  setTimeout(() => {
-    setText(button, label);
-    button.disabled = false;
-  }, SAVED_MS);
+  try {
+    const said = await take(), took = document.querySelector(".took");
+    if (took) setText(took, said);
+    setText(button, said.includes(".json") ? "Saved as JSON" : "Saved");
+  } finally {
+    setTimeout(() => {
+      setText(button, label);
+      button.disabled = false;
+    }, SAVED_MS);
+  }
 });
 
 export const mountSaving = (element, address) => {

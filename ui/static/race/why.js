@@ -5,7 +5,7 @@ import { on, number, make, bisect, setText, soon, whole } from "bass/page/page.j
 import { run, roundsIn, laneName, lookOf, sum, writtenIn } from "bass/race/run.js";
 import { wear } from "bass/race/predicted.js";
 import { tape } from "bass/race/tape.js";
-import { narrator } from "bass/race/narrate.js";
+import { OFTEN, guessing, narrator } from "bass/race/narrate.js";
 import { pickRound } from "bass/race/inspector.js";
 
 // A round that costs less than so many plain steps is almost free.
@@ -58,8 +58,9 @@ function price(cost) {
 export const mountWhy = (element) => {
   const part = element.querySelector(".why"), list = part.querySelector("ul");
   const draw = () => {
-    const { [narrator(tape.race)?.name]: lane } = run().view?.lanes ?? {};
-    setText(part.querySelector(".why-cost"), price(lane?.metrics.round_cost ?? null));
+    const told = narrator(tape.race), lane = told && guessing(told) >= OFTEN * told.rounds.length ? run().view?.lanes[told.name] : null;
+    const words = price(lane?.metrics.round_cost ?? null);
+    setText(part.querySelector(".why-cost"), words && `${wear(words.slice(0, -1))}.`);
     const lines = [...run().lanes.keys()].map(sentence).filter(Boolean);
     list.replaceChildren(...lines.map((line) => make("li", "", wear(line.slice(0, -1)) + ".")));
     part.hidden = !lines.length;

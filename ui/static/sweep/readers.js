@@ -48,7 +48,7 @@ class Readers {
   /** Add the visitor's own race to the measured speed-ups of this machine. */
   raced() {
     const { here } = this.known.machines, { head, view } = run() ?? {}, speed = view?.lanes.bass?.metrics.speedup;
-    if (!here || !speed || !view.done || head.clock || tape.state.recorded) return;
+    if (!here || !speed || !view.done || head.clock || tape.state.recorded || head.batch_size > this.known.readers.at(-1)) return;
     this.own = [head.batch_size, speed];
     this.draw();
   }
