@@ -84,7 +84,7 @@ class BatchDecoder(Decoder):
         return not self._rows
 
     def prepare(self) -> None:
-        """Capture all rounds of chains that the policy may want; of trees only plain rounds and the first one."""
+        """Capture all rounds of chains that the policy may want; for trees, plain rounds and the first one."""
         batch, drafter = len(self._rows), self.drafter
         limit = 0 if self.policy is None else min(self.limit, self.policy.limit)
         soft = not self.params.sampling.greedy and drafter is not None and drafter.source in DRAWS
@@ -100,8 +100,7 @@ class BatchDecoder(Decoder):
         else:
             rounds = self.target.captured_rounds(batch, limit)
         for rows, level in rounds:
-            if level > 0:
-                drafter.prepare_chains(rows, level)
+            drafter.prepare_chains(rows, level)
 
     @torch.inference_mode()
     def step(self) -> Round:

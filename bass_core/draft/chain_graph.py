@@ -53,7 +53,9 @@ class GraphChains(NamedTuple):
     def proposal(self, most: list[int]) -> Proposal:
         """Return the drafts of each row's first most[r] levels; those are all there are of a chain."""
         if self.tree is None:
-            proposal = Proposal(self.tokens, list(most), self.probs)
+            width = max(most)
+            probs = None if self.probs is None else self.probs[:, :width]
+            proposal = Proposal(self.tokens[:, :width], list(most), probs)
         else:
             proposal = proposal_of(self.tree, self.tokens, self.probs, most)
         if self.chances is not None:

@@ -8,7 +8,7 @@ from ..length.base import Offer
 from ..sample.distribution import ColumnProbs, Probs
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
-from .base import Drafter, Proposal, point_masses
+from .base import COPY, Drafter, Proposal, point_masses
 from .lookup import Cascade, MergedProposal
 
 # The source of drafts that are certain.
@@ -37,9 +37,8 @@ class GrammarDrafter(Cascade):
     """Drafts forced tokens in rows that have some, and with another drafter of chains in the others.
 
     A round verifies forced tokens like all others. Of the other drafter's drafts, those after the first forbidden
-    one are cut, because they can't be accepted. The forbidden one stays if it was drawn: it is rejected, and the
-    token that replaces it follows the residual. Without a draft, it would follow p, with the drawn token deciding
-    between the two.
+    one are cut, because they can't be accepted. The forbidden one stays if it was drawn: cutting it would let the
+    drawn token choose between p and the residual, which biases the output.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -68,7 +67,7 @@ def _cut(rows: list[Sequence], whole: Proposal, sources: list[str]) -> Proposal:
     counts, drawn = list(whole.num_drafted), whole.probs is not None
     for r, (row, drafts) in enumerate(zip(rows, whole.tokens.tolist(), strict=True)):
         if row.grammar is not None:
-            counts[r] = min(counts[r], row.grammar.fitting(drafts[: counts[r]]) + drawn)
+            counts[r] = min(counts[r], row.grammar.fitting(drafts[: counts[r]]) + (drawn and sources[r] != COPY))
     width = max(counts)
     return Proposal(
         whole.tokens[:, :width],

@@ -125,7 +125,7 @@ class Cascade(Drafter):
         model: a ModelDrafter or HeadDrafter that drafts chains.
         most_drawn: the maximum number of tokens that the model drafts per row and proposal. None: no limit.
         no_drafts: makes the model's part of a proposal in which every row copies, for a number of rows. If given,
-            every proposal is a MergedProposal, so that one kind of captured round serves all.
+            every proposal is a MergedProposal, so that all rounds are captured in one form.
     """
 
     def __init__(

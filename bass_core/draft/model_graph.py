@@ -37,7 +37,8 @@ class CapturedModelDrafter(ModelDrafter):
     @torch.inference_mode()
     def prepare_chains(self, rows: int, longest: int) -> None:
         """Capture these rounds' graphs."""
-        self._graphs.prepare(rows, longest)
+        if longest:
+            self._graphs.prepare(rows, longest)
 
     def _draft(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         drafted = self._replay(rows, max_drafts, keys) if isinstance(keys, RowKeys) and any(max_drafts) else None

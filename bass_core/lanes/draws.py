@@ -115,7 +115,7 @@ def draws(
     one = replace(options, **changed)
     for drafter in (options.drafter, MODEL):
         request = make_request(pair, [text], options=replace(one, drafter=drafter))
-        decoder = _after_prefill(pair, replace(request, grammars=whole.grammars[row : row + 1]), tokens[:-1])
+        decoder = _after_prefill(pair, request, whole, row, tokens[:-1])
         proposal, logits = decoder.look_ahead()
         if proposal.num_drafted[0]:
             break
@@ -124,12 +124,17 @@ def draws(
     return _drawn(pair, request, decoder, proposal, logits, count)
 
 
-def _after_prefill(pair: ModelPair, request: Request, written: Sequence[int]) -> BatchDecoder:
-    """Return the decoder of a request whose one prompt ends with the tokens `written` of a text."""
+def _after_prefill(
+    pair: ModelPair, request: Request, whole: Request, row: int, written: Sequence[int]
+) -> BatchDecoder:
+    """Return the decoder of a request whose one prompt ends with tokens that a row of the race `whole` wrote."""
     admit(pair, request, [METHODS[DEFAULT_METHOD]])
     (sequence,) = request.sequences()
-    for token in written if sequence.grammar is not None else ():
-        sequence.grammar.write(token)
+    if whole.grammars and (grammar := whole.grammars[row]) is not None:
+        # With the race's ends of text, which the request doesn't have.
+        sequence.grammar = grammar.matcher(whole.eos)
+        for token in written:
+            sequence.grammar.write(token)
     decoder = build_bass(pair, request, [sequence])
     assert isinstance(decoder, BatchDecoder)
     while not decoder.target_forwards:

@@ -30,6 +30,8 @@ def fair(
 
     A lane that also works between its steps (AMUSD's draft) runs for `slice_ms` of lane time and is then paused.
     """
+    for lane in lanes:
+        _guarded(lane, lane.prepare)
     due = time.perf_counter() + due_s
     while running := [lane for lane in lanes if not lane.finished]:
         lane = min(running, key=lambda lane: lane.clock.ms)

@@ -387,8 +387,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it is an encoder-decoder model"
     elif not (has_states or (_attends(config) and (attends_only or not getattr(model, "_is_stateful", False)))):
         reason = "it keeps a state that can't be rolled back"
-    elif layer_types - (_LAYER_TYPES | _STATE_TYPES if has_states else _LAYER_TYPES):
-        reason = f"it has layers of type {', '.join(sorted(layer_types - _LAYER_TYPES))}"
+    elif unknown := layer_types - (_LAYER_TYPES | _STATE_TYPES if has_states else _LAYER_TYPES):
+        reason = f"it has layers of type {', '.join(sorted(unknown))}"
     elif has_states and states.has_replaced_layers(model):
         reason = "layers that keep states have another forward than their class, e.g. of a split over devices"
     elif config_value(config, "model_type") == "whisper":

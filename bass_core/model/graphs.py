@@ -50,7 +50,8 @@ from .static_step import (
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
 # Limit for their number, because a graph also takes memory for each of its kernels, which `nbytes` does not count.
-MAX_STEPS = 64
+# A draft model needs the most for a race: two widths of unread tokens for each of LEVELS and of six numbers of rows.
+MAX_STEPS = 128
 # Rounds are captured for these numbers of drafts per row, so that all of them can be captured before a race; other
 # numbers are padded to the next. Rounds with more drafts are not captured.
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
@@ -276,7 +277,7 @@ class GraphRunner(ModelRunner):
     def captured_rounds(self, batch: int, limit: int) -> list[tuple[int, int]]:
         largest = {self.captured_rows(rows): rows for rows in range(1, batch + 1)}
         last = captured_level(min(limit, LEVELS[-1]))
-        # The longest drafts first: their buffer of distributions replaces a smaller one, and drops its captures.
+        # The longest drafts first: a larger buffer of distributions, made later, would drop the captures before it.
         return [(rows, level) for level in reversed(LEVELS) if level <= last for rows in largest.values()]
 
     def captured_rows(self, batch: int) -> int:
@@ -477,7 +478,8 @@ def _is_suitable(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int
         and prefix_len <= cache.prefix.max_len <= 2 * prefix_len + 512
     ):
         return False
-    return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
+    least = max_len + MAX_CAPTURED_WIDTH
+    return max_batch <= cache.max_batch <= 2 * max_batch and least <= cache.max_len <= 2 * least + 512
 
 
 def _return_slot(model: CausalModel, slot: _Slot) -> None:

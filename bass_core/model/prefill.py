@@ -149,6 +149,8 @@ class _Feed:
             if start < end <= stop:
                 self.last[row] = output.logits[row]
             self.runner.commit(row, self.starts[row] + min(end, stop))
+        if self.runner.cache.states is not None:
+            self.runner.cache.states.drop_inputs()
         self.position = stop
         return Forward(lengths, counts)
 

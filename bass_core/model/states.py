@@ -26,9 +26,6 @@ from torch import Tensor, nn
 from transformers import Cache
 
 _Function = Callable[..., Any]
-# transformers scans prompts in chunks and computes new tokens one by one. In Mamba 2 this rounds in another way,
-# and in Zamba2 it gives other values, so we do the same. Longer steps feed text to a draft model, and are scanned.
-_MOST_STEPS = 16
 # Shortest and longest chunk of a delta rule; the longest is transformers' default. A short chunk is several times
 # faster than its tokens one by one (`python -m bench states`), because the state is read once.
 _CHUNKS = 8, 64
@@ -199,7 +196,9 @@ class RecurrentStates:
         rows = range(len(lengths))
         self._ahead = [length - anchor for length, anchor in zip(lengths, self._anchors, strict=False)]
         self._moves, self._calls = self._moves_to(rows, lengths), Counter()
-        self._scans = prompt or width > _MOST_STEPS
+        # As transformers does: prompts are scanned in chunks, new tokens computed one by one. In Mamba 2 the two ways
+        # round differently, and in Zamba2 they give other values.
+        self._scans = prompt
         token = _stepping.set(self)
         try:
             yield
@@ -208,6 +207,13 @@ class RecurrentStates:
         behind = len(self._fed) - len(lengths)
         self._fed = [ahead + width for ahead in self._ahead] + [0] * behind
         self._latest = [length + width for length in lengths] + [-1] * behind
+
+    @torch.inference_mode()
+    def drop_inputs(self) -> None:
+        """Move all states to the committed lengths, and free the inputs, which are large after a prompt's chunk."""
+        self._settle(range(len(self._anchors)))
+        for state in self._states.values():
+            state.inputs.clear()
 
     def enter(self, layer: int) -> None:
         """Name the layer that computes the next recurrences."""

@@ -111,10 +111,18 @@ class Matcher:
         Args:
             parents: the draft that each draft follows, -1 for the text; None for a chain.
         """
-        children: list[list[int]] = [[] for _ in range(len(drafts) + 1)]
-        for draft in range(len(drafts)):
-            children[draft if parents is None else parents[draft] + 1].append(draft)
         masks: list[Bits | None] = [None] * (len(drafts) + 1)
+        if parents is None:
+            count = self._read(list(drafts))
+            for place in range(count + 1):
+                masks[place] = self._mask()
+                if place < count:
+                    self._matcher.consume_token(drafts[place])
+            self._matcher.rollback(count)
+            return masks
+        children: list[list[int]] = [[] for _ in range(len(drafts) + 1)]
+        for draft, parent in enumerate(parents):
+            children[parent + 1].append(draft)
         self._fill(0, children, drafts, masks)
         return masks
 
@@ -145,8 +153,7 @@ class Matcher:
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         # llguidance also allows its own end of text, where it finds no token that fits.
         _set(bits, self._own_eos, False)
-        if self.complete:
-            _set(bits, [token for token in self.eos if token < self.size], True)
+        _set(bits, [token for token in self.eos if token < self.size], self.complete)
         return bits
 
 
@@ -303,7 +310,10 @@ def _source(kind: str, value: Any, row: int | None) -> str:
     else:
         if not isinstance(value, str):
             raise RequestError(f"{name} must be a text; got {value!r:.80}.")
-        source = matcher.grammar_from_regex(value) if kind == "regex" else matcher.grammar_from_lark(value)
+        try:
+            source = matcher.grammar_from_regex(value) if kind == "regex" else matcher.grammar_from_lark(value)
+        except ValueError as error:  # e.g. half of a surrogate pair
+            raise RequestError(f"{name} can't be read ({_in_one_line(str(error))}): correct it.") from None
     if reason := _fault(source):
         place = _place(schema, reason) if kind == "json_schema" else ""
         raise RequestError(f"{name} can't be compiled{place}: {_in_one_line(reason)}.")
@@ -313,11 +323,16 @@ def _source(kind: str, value: Any, row: int | None) -> str:
 def _schema(name: str, value: Any) -> dict[str, Any]:
     """Return a JSON schema as a dictionary."""
     if hasattr(value, "model_json_schema"):
-        value = value.model_json_schema()
+        try:
+            value = value.model_json_schema()
+        except Exception as error:  # pydantic has several kinds
+            raise RequestError(
+                f"{name} has no JSON schema ({_in_one_line(str(error))}): change the model."
+            ) from None
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{name} is not JSON ({error}): correct it.") from None
     if not isinstance(value, Mapping):
         raise RequestError(
@@ -329,7 +344,7 @@ def _schema(name: str, value: Any) -> dict[str, Any]:
 def _schema_source(schema: Mapping[str, Any]) -> str:
     try:
         source = _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=LAYOUT)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"json_schema can't be read ({_in_one_line(str(error))}): correct it.") from None
     return str(source)
 

@@ -87,7 +87,8 @@ class TransformersDecoder:
 
         def work(hand_over: Callable[[list[int]], bool]) -> None:
             taker = _TurnTaker(hand_over, len(sequences), model.device)
-            criteria, masks = StoppingCriteriaList([taker]), LogitsProcessorList([_GrammarMasks(sequences)])
+            criteria = StoppingCriteriaList([taker])
+            masks = LogitsProcessorList([_GrammarMasks(sequences)] if request.grammars else [])
             call_generate(model, request.prompts, stopping_criteria=criteria, logits_processor=masks, **options)
 
         self._turns: Turns[list[int]] = Turns(work, model.device, "bass-transformers")
