@@ -50,7 +50,7 @@ from .static_step import (
 # Limit in bytes for the captured steps of one cache; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
 # Limit for their number, because a graph also takes memory for each of its kernels, which `nbytes` does not count.
-# A draft model needs the most for a race: two widths of unread tokens for each of LEVELS and of six numbers of rows.
+# A draft model needs the most in a race: two widths of unread tokens, for each level and number of rows.
 MAX_STEPS = 128
 # Rounds are captured for these numbers of drafts per row, so that all of them can be captured before a race; other
 # numbers are padded to the next. Rounds with more drafts are not captured.
@@ -277,7 +277,7 @@ class GraphRunner(ModelRunner):
     def captured_rounds(self, batch: int, limit: int) -> list[tuple[int, int]]:
         largest = {self.captured_rows(rows): rows for rows in range(1, batch + 1)}
         last = captured_level(min(limit, LEVELS[-1]))
-        # The longest drafts first: a larger buffer of distributions, made later, would drop the captures before it.
+        # The longest drafts first: a larger buffer of distributions, made later, would drop captures.
         return [(rows, level) for level in reversed(LEVELS) if level <= last for rows in largest.values()]
 
     def captured_rows(self, batch: int) -> int:

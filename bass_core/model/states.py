@@ -196,8 +196,8 @@ class RecurrentStates:
         rows = range(len(lengths))
         self._ahead = [length - anchor for length, anchor in zip(lengths, self._anchors, strict=False)]
         self._moves, self._calls = self._moves_to(rows, lengths), Counter()
-        # As transformers does: prompts are scanned in chunks, new tokens computed one by one. In Mamba 2 the two ways
-        # round differently, and in Zamba2 they give other values.
+        # As transformers does: prompts are scanned in chunks, new tokens computed one by one. In Mamba 2 the two
+        # ways round differently, and in Zamba2 they give other values.
         self._scans = prompt
         token = _stepping.set(self)
         try:
@@ -210,7 +210,7 @@ class RecurrentStates:
 
     @torch.inference_mode()
     def drop_inputs(self) -> None:
-        """Move all states to the committed lengths, and free the inputs, which are large after a prompt's chunk."""
+        """Move all states to the committed lengths, and free the inputs, which a prompt's chunk makes large."""
         self._settle(range(len(self._anchors)))
         for state in self._states.values():
             state.inputs.clear()

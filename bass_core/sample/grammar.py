@@ -64,8 +64,9 @@ class Matcher:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing can follow, and the text does not fit."""
-        return self._matcher.is_stopped() and not self.complete
+        """Whether no token can follow, and the text does not fit."""
+        mask = self._mask()
+        return mask is not None and not mask.any()
 
     def write(self, token: int) -> bool:
         """Add a token to the text, and return whether the text is complete and nothing can follow.
@@ -180,7 +181,8 @@ def refuse_stuck(rows: Seq[Sequence], tokens: Seq[int], shaped: bool) -> None:
             continue
         if row.grammar.stuck:
             raise ModelError(
-                f"The tokenizer has no token that row {row.index}'s grammar allows: change the grammar."
+                f"The tokenizer has no token that row {row.index}'s grammar allows, except perhaps one that ends "
+                "texts: change the grammar, or eos_token_id."
             )
         if shaped:
             raise RequestError(

@@ -330,8 +330,8 @@ class ModelScene(Scene):
         longest = max(map(len, self.prompts)) + self.new_tokens + 4
         return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
 
-    def following(self, prompt: Text, text: Text) -> list[float]:
-        logits = self.models[self.p](input_ids=torch.tensor([(*prompt, *text)])).logits[0, -1]
+    def following(self, row: int, text: Text) -> list[float]:
+        logits = self.models[self.p](input_ids=torch.tensor([(*self.prompts[row], *text)])).logits[0, -1]
         chances: list[float] = logits.double().softmax(-1).tolist()
         return chances
 

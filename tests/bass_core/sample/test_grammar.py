@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,17 @@ import pydantic
 import pytest
 import torch
 
-from bass_core import METHODS, ModelPair, Options, RequestError, SamplingParams, draws, generate, stream
+from bass_core import (
+    METHODS,
+    ModelError,
+    ModelPair,
+    Options,
+    RequestError,
+    SamplingParams,
+    draws,
+    generate,
+    stream,
+)
 from bass_core.decode.request import check_options, make_request
 from bass_core.sample import shaping
 from bass_core.sequence import Sequence
@@ -170,6 +181,39 @@ def test_a_grammar_of_the_empty_text_writes_only_the_end(method: str) -> None:
     assert (row.token_ids, row.finish_reason, row.complete) == ([EOS], "eos", True)
 
 
+def test_an_end_that_is_also_text_is_allowed_only_where_the_grammar_may_end() -> None:
+    """Here the letter c ends texts, so it can't be a part of one."""
+    options: dict[str, Any] = {"eos_token_id": TOKENIZER.encode("c")[-1], "raw": True, "max_new_tokens": 12}
+    (row,) = generate(PAIR, PROMPT, regex="[ab]{2,4}(c[ab])?", **options).sequences
+    assert options["eos_token_id"] not in row.token_ids[:-1] and row.complete
+    with pytest.raises(ModelError, match="no token that row 0's grammar allows"):
+        generate(PAIR, PROMPT, regex="[ab]{2,4}c", **options)
+
+
+def test_a_copying_rows_text_does_not_depend_on_who_drafts_for_its_neighbours() -> None:
+    """Its forbidden copies are cut, whether the neighbour's drafts come with distributions or not."""
+    copies, no_copies = (TOKENIZER.encode(text) for text in ("qwqwqwqwqwqwqw", "kzhfopj"))
+    first = TOKENIZER.encode("xaxbxcxaxbxcxd xaxbxcx")
+    for seed in range(8):
+        texts = [
+            generate(
+                PAIR, prompts, seed=seed, regex=["[ab]+"] + [None] * (len(prompts) - 1), drafter="adaptive",
+                sequence_ids=list(range(len(prompts))), sampling=SamplingParams(1.0), eos_token_id=None, raw=True,
+                draft_length=3, max_new_tokens=5, verification="rejection",
+            ).sequences[0].token_ids
+            for prompts in ([first], [first, copies], [first, no_copies])
+        ]  # fmt: skip
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_chains_of_drafts_may_be_as_long_as_the_longest() -> None:
+    follower = matcher("[ab]*", frozenset({2}))
+    masks = follower.masks([0, 2, 1] + [0] * 1021)
+    assert [mask is not None for mask in masks[:3]] == [True, True, False] and len(masks) == 1025
+    assert all(mask is not None for mask in follower.masks([0] * 1024))
+    assert not follower.write(1) and follower.complete
+
+
 @pytest.mark.parametrize(
     ("options", "reason"), [({"stop": "name"}, "stop"), ({"max_new_tokens": 2}, "length")], ids=["stop", "length"]
 )
@@ -194,6 +238,13 @@ def test_a_pydantic_model_is_a_schema() -> None:
     assert row.complete is False or Person.model_validate_json(row.text or "")
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"properties": {"a": {"type": "strin"}}}}, "at #/properties/a: Invalid type: strin."),
     ({"json_schema": "{"}, "json_schema is not JSON"),
@@ -201,6 +252,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"enum": []}}, "Unsatisfiable schema"),
     ({"regex": "(ab"}, "regex can't be compiled: unclosed group, at character 1 of "),
     ({"regex": 3}, "regex must be a text"),
+    ({"regex": "\ud800"}, "regex can't be read"),
+    ({"grammar": 'start: "\ud800"'}, "grammar can't be read"),
+    ({"json_schema": "[" * 100_000}, "json_schema is not JSON"),
+    ({"json_schema": nested(1500)}, "json_schema "),
+    (
+        {"json_schema": pydantic.create_model("Calls", call=(Callable[[int], int], ...))},
+        "json_schema has no JSON schema",
+    ),
     ({"grammar": 'start: "a" b'}, "grammar can't be compiled: line 1, column 8: unknown name"),
 ]
 
