@@ -19,7 +19,7 @@ from kernels.support import is_accelerator
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
-from ..model.graphs import cache_columns, probs_numbers, release_idle
+from ..model.graphs import LEVELS, cache_columns, captured_level, probs_numbers, release_idle
 from ..model.pair import ModelPair
 from ..model.prefix import CachedTexts
 from ..model.runner import min_shared_tokens, prefill_tokens, prefix_size
@@ -127,7 +127,10 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[AdmittedMetho
         total += cache_bytes(pair.target_step, texts, request.backend, batch)
         width = 1
         if drafts:
-            width += request.longest_draft
+            most = request.longest_draft
+            # Captured rounds are padded.
+            padded = is_accelerator(pair.device) and most <= LEVELS[-1] and request.tree is None
+            width += captured_level(most) if padded else most
             if request.kind.runs_model and pair.draft_step is not None:
                 cropped = texts.cropped(pair.draft_step.context)
                 total += cache_bytes(pair.draft_step, cropped, request.backend, batch)

@@ -240,10 +240,11 @@ class BatchDecoder(Decoder):
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
         self.target_forwards += 1
         tokens = [outcome.next_token if outcome.ends else 0 for outcome in outcomes]
-        if self.verifier.masked:
-            refuse_stuck(rows, tokens, self.params.sampling.shapes)
-        refuse_unsound(tokens)
         paths = [outcome.accepted_drafts for outcome in outcomes]
+        if self.verifier.masked:
+            shaped_by = self.params.sampling.shapes
+            refuse_stuck(rows, tokens, shaped_by, lambda r: [outcomes[r].tests[i].token for i in paths[r]])
+        refuse_unsound(tokens)
         # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
         columns = ([0, *(draft + 1 for draft in path)] for path in paths)
         self.target.commit_paths([path[:count] for path, count in zip(columns, fed.counts, strict=True)])

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -62,10 +62,9 @@ class Matcher:
         """Whether the text is complete and nothing can follow."""
         return self._matcher.is_stopped() and self.complete
 
-    @property
-    def stuck(self) -> bool:
-        """Whether no token can follow, and the text does not fit."""
-        mask = self._mask()
+    def is_stuck(self, drafts: list[int]) -> bool:
+        """Return whether no token can follow these drafts, and the text does not fit."""
+        mask = self.next_mask(drafts)
         return mask is not None and not mask.any()
 
     def write(self, token: int) -> bool:
@@ -165,21 +164,24 @@ def _set(bits: Bits, tokens: Seq[int], value: bool) -> None:
         octets[token >> 3] = octets[token >> 3] & ~np.uint8(1 << (token & 7)) | np.uint8(value << (token & 7))
 
 
-def refuse_stuck(rows: Seq[Sequence], tokens: Seq[int], shaped: bool) -> None:
+def refuse_stuck(
+    rows: Seq[Sequence], tokens: Seq[int], shaped: bool, accepted: Callable[[int], list[int]] = lambda row: []
+) -> None:
     """Check that no row has a grammar that leaves it no token.
 
     Args:
         tokens: the rows' next tokens, below 0 if there is none that can be chosen.
         shaped: whether penalties, biases or bad words change the logits.
+        accepted: returns the drafts that a row accepts before its token, which its matcher hasn't read yet.
 
     Raises:
         RequestError: if penalties, biases or bad words forbid all tokens that a row's grammar allows.
         ModelError: if the tokenizer can't spell what must follow.
     """
-    for row, token in zip(rows, tokens, strict=True):
+    for r, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if token >= 0 or row.grammar is None:
             continue
-        if row.grammar.stuck:
+        if row.grammar.is_stuck(accepted(r)):
             raise ModelError(
                 f"The tokenizer has no token that row {row.index}'s grammar allows, except perhaps one that ends "
                 "texts: change the grammar, or eos_token_id."

@@ -456,7 +456,7 @@ def test_admission_counts_the_buffers_of_distributions() -> None:
     greedy, sampled = (
         make_request(models, [[1, 2, 3]] * 3, sampling=SAMPLING[name], **options) for name in ("greedy", "sampled")
     )
-    logits = 3 * 6 * models.vocab * 4
+    logits = 3 * 7 * models.vocab * 4
     needed = [estimate_bytes(models, request, [METHODS["bass"]], 3) for request in (greedy, sampled)]
     assert needed[1] - needed[0] == 5 * logits + 2 * 4 * probs_numbers(3, 5, models.vocab)
 

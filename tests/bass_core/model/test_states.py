@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import PairError, RequestError, generate
+from bass_core import ModelPair, PairError, RequestError, generate
 from bass_core.draft.base import Drafter, point_masses
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
@@ -71,19 +71,28 @@ def test_drafts_that_were_fed_one_by_one_are_dropped_at_once(drafted_again: bool
     torch.testing.assert_close(logits[:, 0], torch.stack(expected), rtol=1e-3, atol=1e-3)
 
 
-class Rejected(Drafter):
-    """Drafts tokens that the target doesn't choose."""
+class Known(Drafter):
+    """Drafts the tokens of these texts, moved by `off`: 0 drafts what the target chooses."""
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self.texts = texts
+    def __init__(self, texts: list[list[int]], off: int = 0) -> None:
+        self.texts, self.off = texts, off
 
     def propose(self, rows: list[Any], max_drafts: list[int], keys: Any) -> Any:
         drafts = []
         for row, most in zip(rows, max_drafts, strict=True):
             written = len(row.tokens) - len(row.prompt)
             following = self.texts[row.index][written : written + most]
-            drafts.append([token % (VOCAB - 1) + 1 for token in following])
+            drafts.append([(token - 1 + self.off) % (VOCAB - 1) + 1 for token in following])
         return point_masses(drafts)
+
+
+def test_many_drafts_are_computed_as_new_tokens_not_as_a_prompt() -> None:
+    """Zamba2 limits the time steps of prompts only."""
+    pair = ModelPair(make("zamba2"))
+    options: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None}
+    expected = texts_of(generate(pair, [[5, 6, 7, 8]], method="regular", **options))
+    written = generate(pair, [[5, 6, 7, 8]], drafter=Known(expected), draft_length=24, **options)
+    assert texts_of(written) == expected and written.metrics.token_acceptance == 1
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -92,7 +101,7 @@ def test_greedy_texts_equal_transformers_own(batch: int) -> None:
     rows = prompts(batch, seed=4, longest=40)
     expected = [reference(TARGET, row, 24) for row in rows]
     rates = []
-    for draft, drafter in (("self", "model"), ("perturbed", "model"), ("none", Rejected(expected))):
+    for draft, drafter in (("self", "model"), ("perturbed", "model"), ("none", Known(expected, 1))):
         pair = tiny_pair(draft, architecture="qwen3_5", target=TARGET)
         written = generate(pair, rows, drafter=drafter, draft_length=4, max_new_tokens=24, eos_token_id=None)
         assert texts_of(written) == expected, draft
