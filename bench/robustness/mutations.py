@@ -331,10 +331,11 @@ MUTANTS = [
            "                self.token_ids.append(forced)\n                self.tokens.append(forced)\n"
            "                self.origins.append(\"accepted\")\n            if token in self.eos:\n", _FORCED),
     Mutant("grammar: a drawn draft is cut because it is forbidden", "bass_core/draft/forced.py",
-           "row.grammar.fitting(drafts[: counts[r]]) + drawn", "row.grammar.fitting(drafts[: counts[r]])",
+           "row.grammar.fitting(drafts[: counts[r]]) + (drawn and sources[r] != COPY)",
+           "row.grammar.fitting(drafts[: counts[r]])",
            [_CONFORMANCE + "grammar.py::test_drafters_keep_the_law_of_a_grammar[a head that stops-block]"]),
     Mutant("grammar: the end is allowed everywhere", "bass_core/sample/grammar.py",
-           "        if self.complete:\n            _set(", "        if True:\n            _set(",
+           "if token < self.size], self.complete)", "if token < self.size], True)",
            [_CORE + "sample/test_grammar.py::test_a_text_ends_only_where_its_grammar_may"]),
     Mutant("a stop string's beginning is streamed", "bass_core/decode/text.py",
            "self._show(self._held_back + new, self._stop_prefix_len(self._held_back + new))",
@@ -373,7 +374,7 @@ MUTANTS = [
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[load_state_dict-dtype1]"]),
     Mutant("weights that were written past torch's count", "bass_core/model/weights/modified.py",
-           "sample = words[:: max(1, len(words) // 4)][:4].tobytes()", "pass",
+           "[string_at(*word) for word in self._words]", "[]",
            [_CORE + "model/weights/test_modified.py::test_changes_after_pairing_take_effect_at_the_next_call"
             "[through_data-dtype1]"]),
     Mutant("graphs: drafts of one chain share their noise", "bass_core/draft/chain.py",

@@ -83,7 +83,11 @@ def check(case: Case) -> int:
 
 @pytest.mark.parametrize(
     ("architecture", "method"),
-    slow_but([("llama", "bass"), ("gemma3", "bass"), ("llama", "amusd")], product(BUILDERS, NAMES)),
+    slow_but(
+        [("llama", "bass"), ("gemma3", "bass"), ("llama", "amusd")],
+        # A draft model with states can't go back over several rounds.
+        [case for case in product(BUILDERS, NAMES) if case != ("qwen3_5", "amusd")],
+    ),
 )
 def test_rows_that_diverge_write_the_targets_text(architecture: str, method: str) -> None:
     """With a draft that is partly right, rows accept different numbers of tokens."""
