@@ -72,7 +72,7 @@ def test_malformed_calls_are_refused_in_one_sentence(server: str) -> None:
     event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}").text
     assert "event: error" in answer
-    assert "The request lacks 27 of 29 values: /gradio_api/info lists them." in answer
+    assert "The request lacks 30 of 32 values: /gradio_api/info lists them." in answer
 
     def sentence(event: int, values: list[Any], session: str) -> str:
         session_key = {"session_hash": session}
@@ -84,7 +84,7 @@ def test_malformed_calls_are_refused_in_one_sentence(server: str) -> None:
 
     events = httpx.get(f"{server}/config").json()["dependencies"]
     # Besides the event of Run, there are events that only the page's script uses.
-    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 25]
+    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 26]
     for values in (["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]):
         assert "\n" not in sentence(run, values, f"raw{len(values)}")
     idle = [event["id"] for event in events if not event["backend_fn"]]
