@@ -104,7 +104,7 @@ def test_the_flags_and_bars_follow_from_the_rounds(film: Page) -> None:
     expect(film.locator(".verdict-head")).to_have_text(f"BASS was fastest: {bass:.2f}× the speed of Regular.")
     # Speculative reads each of its prompts when its turn comes: their time is written, but has no width.
     last = [rounds("win", lane)[-1] for lane in LANES]
-    reading = [f"{step['time_ms'] - step['end']:.0f} ms" for step in last]
+    reading = [f"{step['time_ms'] - step['end']:.0f} ms to read the question" for step in last]
     assert film.locator(".axis-read").all_text_contents() == reading
     end, bars = max(flags.values()), film.evaluate(BARS)
     width = film.locator("[data-axis=bass] canvas").evaluate("e => e.getBoundingClientRect().width")
