@@ -71,7 +71,7 @@ def test_the_api_keeps_its_parameters_and_describes_them() -> None:
         ("clock_bytes", "None | float", 2.0), ("acceptance", "None | float", None),
         ("min_p", "float", 0.0), ("repetition_penalty", "float", 1.0), ("stop", "None | list[str]", None),
         ("system", "None | str", None), ("chat_template_kwargs", "None | dict(str, Any)", None),
-        ("json_schema", "None | dict(str, Any) | str", None), ("regex", "None | str", None),
+        ("json_schema", "dict(str, Any) | str | None", None), ("regex", "None | str", None),
         ("grammar", "None | str", None),
     ]  # fmt: skip
     prompt_line = {}
