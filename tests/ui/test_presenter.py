@@ -77,9 +77,10 @@ def test_type_is_larger_and_the_settings_are_one_line(page: Page) -> None:
     page.click("[data-present]")
     assert page.url.endswith("&present=1")
     larger = sizes(page)
-    assert {name: size / before[name] for name, size in larger.items()} == pytest.approx(
-        dict.fromkeys(larger, 1.6), rel=0.02
-    )
+    factors = {name: size / before[name] for name, size in larger.items()}
+    # The figures grow less, so that the lanes stay in sight.
+    figures = [factors.pop(name) for name in (".figures .of-speedup dd", ".figures dt")]
+    assert factors == pytest.approx(dict.fromkeys(factors, 1.6), rel=0.02) and min(figures) > 1.1
     assert_fits(page, 390, 1400, 1920)
     line, prompt = page.locator(".present-line"), page.locator("#prompt textarea")
     expect(line).to_contain_text("“Hello you”")
