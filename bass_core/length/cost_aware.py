@@ -268,7 +268,7 @@ class CostAware:
         self._observed = self._rounds
         # int64 [3, rows]: how many drafts each row was allowed, drafted and accepted.
         counts = np.minimum((feedback.lengths, feedback.drafted, feedback.accepted), LIMIT)
-        # Certain drafts say nothing about the others.
+        # Don't learn from certain drafts.
         learned = [0 if offer.certain else n for n, offer in zip(feedback.lengths, offers, strict=True)]
         for indices in _by_source(offers, learned):
             estimate = self._estimate_for(offers[indices[0]])

@@ -99,7 +99,7 @@ class Stamp:
         self.states = {part: state(part) for part in parts if part != "pythons"}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Leave out the parts of a test that did not pass. A worker that died doesn't say which those are."""
+        """Leave out the parts of a test that did not pass. If a worker died, those are unknown."""
         if report.when == "???":
             self.states.clear()
         elif report.skipped or report.failed:

@@ -468,7 +468,7 @@ def test_the_end_is_told_by_the_verdict(film: Page, metrics: dict[str, float], s
     rounds_of_bass = [(12.0, {0: ([" a", " b"], 1, " c")}), (24.0, {0: ([" a", " b"], 2, " c")})]
     sentences = narrated(film, 1, {"regular": STEPS, "bass": rounds_of_bass}, **metrics)
     assert sentence in sentences
-    # Regular wrote 6 tokens, and BASS 6, so nothing is said about their lengths.
+    # Regular wrote 6 tokens, and BASS 6, so no sentence compares their lengths.
     assert not any("shorter" in text for text in sentences)
 
 

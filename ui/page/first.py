@@ -51,7 +51,7 @@ def first_race(pair: ModelPair, max_batch: int = max(READERS), measures: bool = 
         max_batch: the most rows that the operator allows.
         measures: whether missing costs may be measured.
     """
-    # The acceptance was measured with one pair, so it says nothing about the others.
+    # The acceptance was measured with one pair, so it doesn't hold for the others.
     if pair.name != figures()["pair"]:
         return First()
     raced, unknown = _raced(pair), True

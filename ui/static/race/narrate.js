@@ -8,7 +8,7 @@ import { chainOf, draftedBy, sum } from "bass/race/times.js";
 const WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"];
 // An accepted text of more words is not quoted.
 const QUOTED = 4;
-/** A lane that guesses in fewer of its rounds is told apart: its plain rounds say nothing about the price of checking. */
+/** A lane that guesses in fewer of its rounds gets another reason: its plain rounds don't show the price of checking. */
 export const OFTEN = 0.8;
 const inWords = (count) => WORDS[count] ?? `${count}`;
 const all = (count) => (count === 2 ? "Both" : `All ${count}`);

@@ -18,7 +18,7 @@ export function sentences() {
   return known.all;
 }
 
-/** The sentences to say at this speed: each needs LEAST_MS. */
+/** The sentences to show at this speed: each needs LEAST_MS. */
 function timely(all, speed) {
   const chosen = [];
   for (const sentence of all) {
@@ -27,7 +27,7 @@ function timely(all, speed) {
   return chosen;
 }
 
-/** Say a sentence now, or `delay` ms later. */
+/** Show a sentence now, or `delay` ms later. */
 export function say(text, delay = 0) {
   clearTimeout(timer);
   if (!line || line.textContent === text) return;

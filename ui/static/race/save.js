@@ -30,7 +30,7 @@ function save(name, type, content) {
 // What the buttons do. A page that is a file has no shell, so it saves no pages.
 const takes = { card: async () => save("bass-race.png", "image/png", await card()) };
 
-// The buttons beside the verdict show the answer in their place for a moment.
+// The buttons next to the verdict show the answer in their place for a moment.
 document.addEventListener("click", async ({ target }) => {
   const button = target.closest(BESIDE + "[data-take]"), take = takes[button?.dataset.take];
   if (!take) return;
