@@ -2,7 +2,7 @@
    - A scene is a recording, played as slowly as its sentences (narrate.js) can be read. The last scene compares the texts of
      the recording before it, token for token, and then names the machine.
    - It loops while it is in sight. Skip, Escape, a race, or a touch of the axis ends it. It never begins over a race.
-   - The event scene tells the index of the scene, and null at the end. The event opening tells whether it moves in sight:
+   - The event scene has the index of the scene, and null at the end. The event opening has whether it moves in sight:
      meanwhile the page's other parts wait.
    - scenes is {names, show(i), skip()} while the page offers its recordings, else null. */
 import { on, tell, make, busy, bisect } from "bass/page/page.js";

@@ -1,6 +1,6 @@
 /* The prompt, and the line above the bars: one sentence at a time about the race at the playhead (narrate.js).
    - At real speed it shows only the most important ones, at other speeds those for which there is time. In the opening, which
-     slows down for them, it shows the first of each kind, and the scenes' own (`say`). While the playhead rests, the newest.
+     slows down for them, it shows the first of each kind, and the scenes' own. While the playhead rests, the newest.
    - While the playhead moves, a sentence stands for at least LEAST_MS, so that a screen reader gets at most one a second. It hears the opening's HEARD scenes once. */
 import { on, setText } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
