@@ -210,13 +210,20 @@ def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> li
 
 
 @cache
-def cases(size: int) -> list[Case]:
-    """Return cases that cover the table, and more cases that cover the part of the table with trees."""
+def cases(size: int, states: bool = True) -> list[Case]:
+    """Return cases that cover the table, and more cases that cover the part of the table with trees.
+
+    Without `states`, the models have keys and values only: the emulated device lacks the operators of other states.
+    """
+
+    def among(case: Case) -> bool:
+        return states or case.architecture not in STATEFUL
 
     def in_trees(case: Case) -> bool:
-        return drafts_trees(case) and METHODS[case.method].drafts and not METHODS[case.method].overlaps
+        method = METHODS[case.method]
+        return among(case) and drafts_trees(case) and method.drafts and not method.overlaps
 
-    return [*covering(size), *covering(size, in_trees)]
+    return [*covering(size, among), *covering(size, in_trees)]
 
 
 def _every() -> Iterator[Case]:

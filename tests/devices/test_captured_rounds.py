@@ -408,6 +408,7 @@ def test_rounds_that_draft_late_leave_no_states_on_the_host(monkeypatch: pytest.
     lane = lane_of("bass", 3, "greedy", draft_length=Late())
     decoder: Any = lane._decoder
     assert lane.step().kind == "prefill"
+    replayed.clear()
     for _ in range(40):
         assert lane.step().kind == "plain"
         assert not any(decoder.drafter.feed.states.waiting(3))
@@ -444,10 +445,8 @@ def test_rounds_of_all_lengths_share_one_buffer_of_distributions(monkeypatch: py
         users = [step for step in runner.slot.steps.values() if step.shared]
         assert len(users) >= 2 and all(step.shared["probs"] is buffer for step in users)
         # The buffer counts towards no capture, so that many lengths don't drop each other's graphs.
-        kept = [
-            tensor.nbytes for step in users for tensor in (*step.static_inputs.values(), *tensors(step.output))
-        ]
-        assert 0 < max(kept) < buffer.nbytes
+        kept = [tensor for step in users for tensor in (*step.static_inputs.values(), *tensors(step.output))]
+        assert kept and buffer.data_ptr() not in {tensor.data_ptr() for tensor in kept}
 
 
 def test_admission_counts_the_buffers_of_distributions() -> None:

@@ -76,6 +76,9 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
     "time_budget_ms": st.sampled_from([None, 1, 50, -1, 0]),
     "lanes": st.lists(st.sampled_from(["regular", "speculative", "bass", "guess"]), max_size=3),
     "prompts": st.sampled_from(["one", "lines", "many"]),
+    "json_schema": st.sampled_from([None, {"type": "integer"}, '{"enum": [1]}', {"type": "colour"}, "{"]),
+    "regex": st.sampled_from([None, "[0-9]+", "(", "a{1,99999}"]),
+    "grammar": st.sampled_from([None, 'start: "a"', "start:"]),
 }
 
 
