@@ -213,7 +213,7 @@ def covering(size: int, among: Callable[[Case], bool] = lambda case: True) -> li
 def cases(size: int, states: bool = True) -> list[Case]:
     """Return cases that cover the table, and more cases that cover the part of the table with trees.
 
-    Without `states`, the models have keys and values only: the emulated device lacks the operators of other states.
+    Without `states`, the models have keys and values only: the emulated device can't run other states.
     """
 
     def among(case: Case) -> bool:

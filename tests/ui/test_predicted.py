@@ -257,7 +257,7 @@ def _measured(page: Page, served: Served) -> None:
     visible_texts(page)  # draws the parts out of view
     # The slider over readers is predicted whatever the race measured, and says so.
     texts = page.evaluate("""() => {
-      const [all, slider] = ["#results", "#results .readers"].map((at) => document.querySelector(at)?.innerText ?? "");
+      const [all, slider] = ["#results", "#results .readers"].map((at) => document.querySelector(at).innerText);
       return all.replace(slider, "");
     }""")
     assert "Regular" in texts and "predicted" not in texts.lower()

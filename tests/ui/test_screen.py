@@ -111,9 +111,10 @@ AXIS = """() => {
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(true), 60)))"
 SHIFTS = """() => {
   window.shifts = [];
-  new PerformanceObserver((list) => list.getEntries().forEach((one) => window.shifts.push([one.value, ...one.sources
-    .map(({ node, previousRect: from, currentRect: to }) => `${node?.className || node?.nodeName} ${from.y}->${to.y}`)])))
-    .observe({ type: "layout-shift" });
+  const told = ({ node, previousRect, currentRect }) =>
+    `${node?.className || node?.nodeName} ${previousRect.y}->${currentRect.y}`;
+  new PerformanceObserver((list) => list.getEntries().forEach(({ value, sources }) =>
+    window.shifts.push([value, ...sources.map(told)]))).observe({ type: "layout-shift" });
 }"""
 # The part that has the focus: the form, the race, or neither.
 STOP = "() => document.activeElement.closest('#settings, .bass-lanes')?.className"
