@@ -198,6 +198,7 @@ class RowRound:
         detail: set by `inspect`, for a row that drafted.
         start: index of the first of `tokens` among the sequence's new tokens; filled in by a lane.
         drafted_text: the drafts' texts; filled in by a lane with a tokenizer.
+        certain: whether the row's grammar allows no other drafts.
         logprobs: log-probability of each of `tokens` under the model's plain softmax, if requested.
         sampled_logprobs: the same under the distribution that is sampled.
     """
@@ -219,6 +220,7 @@ class RowRound:
     detail: RowDetail | None = None
     start: int = 0
     drafted_text: list[str] | None = None
+    certain: bool = False
     logprobs: list[float] | None = field(default=None, metadata=INNER)
     sampled_logprobs: list[float] | None = field(default=None, metadata=INNER)
 

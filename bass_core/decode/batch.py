@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draft.base import CommittedStates, Drafter, Proposal, check_proposal, check_type
+from ..draft.base import GRAMMAR, CommittedStates, Drafter, Proposal, check_proposal, check_type
 from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
 from ..length.policies import LONGEST
 from ..machine.setup_time import setup_ms
@@ -189,6 +189,8 @@ class BatchDecoder(Decoder):
             now - then for now, then in zip(self._reported_work, before, strict=True)
         )
         round_.fed, round_.windowed = verdict.fed, proposal.windowed
+        for record, source in zip(records, proposal.sources or [""] * len(records), strict=True):
+            record.certain = source == GRAMMAR and bool(record.drafted)
         draft_ms, round_.verify_ms = self._watch.laps()
         round_.draft_ms = draft_ms if round_.draft_forwards or max(drafted) else 0.0
         if self.params.inspect and max(drafted):

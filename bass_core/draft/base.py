@@ -35,6 +35,8 @@ from ..verify.tree_shape import TreeShape
 
 # The source of drafts that were copied from the text.
 COPY = "copy"
+# The source of drafts that a grammar makes certain (draft/forced.py).
+GRAMMAR = "grammar"
 
 
 @dataclass

@@ -8,11 +8,8 @@ from ..length.base import Offer
 from ..sample.distribution import ColumnProbs, Probs
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
-from .base import COPY, Drafter, Proposal, point_masses
+from .base import COPY, GRAMMAR, Drafter, Proposal, point_masses
 from .lookup import Cascade, MergedProposal
-
-# The source of drafts that are certain.
-GRAMMAR = "grammar"
 
 
 class ForcedDrafter(Drafter):

@@ -396,3 +396,25 @@ def test_a_fourth_lane_is_shown_with_its_bars(page: Page) -> None:
     page.get_by_role("checkbox", name="AMUSD").uncheck()
     run_to_the_end(page)
     expect(page.locator("#lane-amusd")).to_be_hidden()
+
+
+def test_tokens_that_a_grammar_makes_certain_have_their_own_look(opened: Page, pair: ModelPair) -> None:
+    legend = opened.locator(".legend .certain")
+    expect(legend).to_be_hidden()
+    schema = {"enum": ["certainly, yes", "certainly, no"]}
+    final = last_of(pair, n=2, max_new_tokens=40, draft_length=8, json_schema=schema)
+    certain = sum(
+        row["accepted"] for round_ in final["lanes"]["bass"]["rounds"] for row in round_["rows"] if row["certain"]
+    )
+    assert certain > 10
+    play(opened, [final], race_settings(json_schema=json.dumps(schema), batch_size=2))
+    expect(legend).to_be_visible()
+    lane, written = opened.locator("#lane-bass"), final["lanes"]["bass"]["metrics"]["new_tokens"]
+    expect(lane.locator(".lane-line")).to_have_text(f"{certain} of {written} tokens were certain")
+    expect(lane.locator(".token.certain.accepted")).to_have_count(certain)
+    expect(opened.locator("#lane-regular .token.certain")).to_have_count(0)
+    lane.locator(".token.certain").first.hover()
+    expect(opened.locator(".token-tip")).to_contain_text("certain: the grammar allows no other token here")
+    play(opened, [last_of(pair, n=2, max_new_tokens=8)], race_settings(batch_size=2))
+    expect(legend).to_be_hidden()
+    expect(lane.locator(".lane-line")).to_have_text("guesses, checks, all rows at once")

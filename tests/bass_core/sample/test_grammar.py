@@ -131,6 +131,7 @@ def test_forced_tokens_are_drafted_and_verified() -> None:
     rows = [row for round_ in stream(PAIR, "x", options=options) for row in round_.rows]
     details = [(row.detail.sources, row.accepted) for row in rows if row.detail]
     assert (["grammar"] * 8, 8) in details, "eight of the certain tokens, in one round"
+    assert [row.certain for row in rows if row.detail] == ["grammar" in sources for sources, _ in details]
     out = generate(PAIR, "x", method="regular", options=replace(options, inspect=False))
     assert out.metrics.target_forwards == out.metrics.new_tokens, "a token was written without a forward"
 

@@ -6,7 +6,7 @@
      announce only the last one. */
 import { on, soon, number, percent, over, setText, make, term, bisect } from "bass/page/page.js";
 import { run, firstAndLast, lookOf, laneName, compared } from "bass/race/run.js";
-import { EPSILON, draftedBy } from "bass/race/times.js";
+import { EPSILON, draftedBy, sum } from "bass/race/times.js";
 import { tape } from "bass/race/tape.js";
 import { mountTips } from "bass/race/tokens.js";
 import { mountAxis } from "bass/race/axis.js";
@@ -18,7 +18,7 @@ import { mountSaid } from "bass/race/said.js";
 
 export let markEqual = null;
 const REASONS = {
-  eos: "end", stop: "stop string", grammar: "complete", length: "length", budget: "time up", stopped: "stopped", error: "error",
+  eos: "end", stop: "stop string", grammar: "done", length: "length", budget: "time up", stopped: "stopped", error: "error",
 };
 const VERDICT_MS = 1000;
 const COUNTS = { 2: "Two", 3: "Three", 4: "Four", 5: "Five" };
@@ -110,8 +110,8 @@ class Card {
   append(spans, fold) {
     for (let at = 0; at < spans.length;) {
       if (this.spans.length === this.parts.length * PART) this.addPart(fold);
-      const some = spans.slice(at, at + this.parts.length * PART - this.spans.length), elements = some.map(({ origin, text, index }) => {
-        const span = make("span", `token ${origin}${text && !text.trim() ? " break" : ""}`, text);
+      const some = spans.slice(at, at + this.parts.length * PART - this.spans.length), elements = some.map(({ origin, text, index, certain }) => {
+        const span = make("span", `token ${origin}${certain ? " certain" : ""}${text && !text.trim() ? " break" : ""}`, text);
         span.token = index;
         return span;
       });
@@ -191,6 +191,7 @@ class Lane {
     this.read = section.querySelector(".read");
     this.bar = section.querySelector(".read-bar");
     this.list = section.querySelector(".sequences");
+    this.line = section.querySelector(".lane-line");
     this.figures = [...section.querySelectorAll("[data-figure]")];
     this.reset(0);
   }
@@ -273,6 +274,7 @@ class Lane {
       const key = figure.dataset.figure, value = early && key === "ms_per_token" ? null : metrics[key] ?? null;
       setText(figure, value === null ? "–" : FIGURES[key](value));
     }
+    this.showCertain();
     if (lane.error) this.say(`Failed: ${lane.error}`);
     else if (lane.finished) this.say(this.summary(lane));
     // At the playhead of a race that is over, prompts have been read.
@@ -287,6 +289,13 @@ class Lane {
       setText(this.cards[i].badge, allEnded ? "" : REASONS[reason] ?? "");
       setText(this.cards[i].medal, i === first ? "First" : i === last ? "Last" : "");
     });
+  }
+
+  /** Show how many tokens the grammar made certain, in place of the lane's line. */
+  showCertain() {
+    const { sequences } = run().lanes.get(this.name), written = sum(sequences.map(({ tokens }) => tokens.length));
+    const certain = sum(sequences.flatMap(({ steps }) => steps.map((step) => (step.certain ? step.accepted : 0))));
+    setText(this.line, certain ? `${number(certain, 0)} of ${number(written, 0)} tokens were certain` : lookOf(this.name).line ?? "");
   }
 
   /** How the lane ended, in words. Its times are on the axis. */
@@ -363,6 +372,8 @@ class Board {
     this.grid.append(...shown.map((lane) => lane.section));
     this.grid.dataset.count = shown.length;
     this.grid.classList.toggle("alone", !lanes.includes(head.reference));
+    const { json_schema: schema, regex, grammar } = settings;
+    this.element.classList.toggle("has-grammar", Boolean(schema || regex || grammar));
     // All lanes show the figures' labels. The Tab key stops only at those of the first lane that shows all of them.
     const stop = shown.find(({ name }) => name !== head.reference) ?? shown[0];
     for (const lane of this.lanes) lane.stop(lane === stop);

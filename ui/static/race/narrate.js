@@ -59,7 +59,7 @@ function outcomeOfRows(rows, written) {
   return ["rows", `Row ${high} keeps ${most}, row ${low} keeps ${least || "none"}. Nobody waits for the other.`];
 }
 
-const isCopied = ({ drafted, detail }, forwards) => (detail ? detail.sources.every((source) => source === "copy") : !forwards && drafted.length > 0);
+const isCopied = ({ drafted, detail, certain }, forwards) => !certain && (detail ? detail.sources.every((source) => source === "copy") : !forwards && drafted.length > 0);
 
 /** Which of a round's rows guess. */
 function who(count, rows) {
@@ -77,7 +77,8 @@ function rounds(race, lane, put) {
     const { length } = record.rows, stand = draftedBy(round);
     if (!drafting.length) return put(end, "plain", `${name}: nothing is guessed here, so it is a plain step.`);
     const guesses = sum(drafting.map(({ drafted }) => drafted.length)), each = drafting[0].drafted.length;
-    if (drafting.every((row) => isCopied(row, record.draft_forwards))) put(begin + 0.1 * (stand - begin), "copy", "The text says this already: copied, not computed.");
+    if (drafting.every(({ certain }) => certain)) put(begin + 0.1 * (stand - begin), "certain", "Nothing else fits here: certain, not guessed.");
+    else if (drafting.every((row) => isCopied(row, record.draft_forwards))) put(begin + 0.1 * (stand - begin), "copy", "The text says this already: copied, not computed.");
     else if (length === 1) put(begin + 0.1 * (stand - begin), "guess", `${name}: a small guesser writes ${tokens(each)} first.`);
     if (length > 1) put(stand, "check", `${name}: ${who(drafting.length, length)}, and one step checks ${guesses} ${guesses === 1 ? "guess" : "guesses"}.`);
     else put(stand, "check", `The model checks ${each === 1 ? "it" : all(each).toLowerCase()} in one step.`);

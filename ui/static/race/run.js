@@ -41,7 +41,7 @@ class Step {
   }
 }
 const PARTS = {
-  row: ["sequence", "drafted", "accepted", "next_p", "parents", "path", "detail", "start", "written", "one_by_one"],
+  row: ["sequence", "drafted", "accepted", "next_p", "parents", "path", "detail", "start", "written", "one_by_one", "certain"],
   record: ["round", "kind", "time_ms"],
 };
 for (const [part, names] of Object.entries(PARTS)) {

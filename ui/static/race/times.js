@@ -5,8 +5,8 @@
    - A lane is {name, rounds, reads, rows, clock, reading}. A round is {record, kind, begin, end, draft, verify, written,
      total}: `draft` and `verify` in ms or null, `total` all tokens up to its end, without those of prefills. A read is
      {at, ms}: a prompt, read at race time `at`. `clock` is the end of the newest round, `reading` the sum of all reads.
-   - A row is {spans, steps, ids}. A span is {index, origin, text, id, at}, a piece of text and when it was written. A step is
-     a round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first.
+   - A row is {spans, steps, ids}. A span is {index, origin, text, id, at, certain}: a piece of text, when it was written,
+     and whether the grammar allowed no other. A step is a round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first.
      `ids` are its token ids; `same[n]` is how many of the first n equal the reference lane's. */
 import { bisect } from "bass/page/page.js";
 
@@ -29,7 +29,7 @@ export function chainOf({ drafted, parents, path }) {
 class LaneTimes {
   constructor(name, count) {
     Object.assign(this, { name, rounds: [], reads: [], clock: 0, reading: 0, ends: [], before: 0 });
-    this.rows = Array.from({ length: count }, () => ({ spans: [], steps: [], ids: [], same: [0] }));
+    this.rows = Array.from({ length: count }, () => ({ spans: [], steps: [], ids: [], same: [0], certain: new Set() }));
   }
 
   add({ rounds, new: texts }) {
@@ -48,7 +48,11 @@ class LaneTimes {
       this.clock += ms;
       const round = { record, kind, begin, end: this.clock, draft, verify, written, total: this.total + written };
       this.rounds.push(round);
-      for (const row of record.rows) if (row.drafted.length) this.rows[row.sequence].steps.push({ round, row, chain: chainOf(row) });
+      for (const row of record.rows) {
+        const { steps, certain } = this.rows[row.sequence];
+        if (row.drafted.length) steps.push({ round, row, chain: chainOf(row) });
+        if (row.certain) for (let i = row.start; i < row.start + row.accepted; i += 1) certain.add(i);
+      }
     }
     this.ends.push({ ms: record.time_ms, at: this.clock });
   }
@@ -57,7 +61,10 @@ class LaneTimes {
     for (const [origin, text, ms, id] of tokens) {
       // "+": text that belongs to the previous token.
       if (origin === "+") row.spans.push({ ...row.spans.at(-1), text, id: null, at: Math.max(row.spans.at(-1).at, this.raceTime(ms)) });
-      else row.spans.push({ index: row.ids.push(id) - 1, origin: ORIGINS[origin], text, id, at: this.raceTime(ms) });
+      else {
+        const index = row.ids.push(id) - 1;
+        row.spans.push({ index, origin: ORIGINS[origin], text, id, at: this.raceTime(ms), certain: row.certain.has(index) });
+      }
     }
   }
 
