@@ -87,6 +87,7 @@ class Sequence:
 
     def write(self, tokens: list[int], origins: list[str]) -> int:
         """Append tokens until one of them ends the sequence; return the number appended."""
+        remaining = self.remaining
         for count, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
             self.token_ids.append(token)
             self.tokens.append(token)
@@ -98,7 +99,7 @@ class Sequence:
                 self.finish_reason = "stop"
             elif complete:
                 self.finish_reason = "grammar"
-            elif self.remaining == 0:
+            elif count == remaining:
                 self.finish_reason = "length"
             if self.finish_reason:
                 return count

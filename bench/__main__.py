@@ -19,6 +19,7 @@ MODULES = {
     "film": "report.film",
     "floor": "cpu.floor",
     "gpu": "gpu",
+    "host": "gpu.host",
     "larger": "cpu.larger",
     "load": "robustness.load",
     "mutants": "robustness.mutants",

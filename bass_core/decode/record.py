@@ -15,7 +15,7 @@ from ..machine.transfer import to_device, to_host
 from ..sample.distribution import probabilities
 from ..sample.params import SamplingParams
 from ..sequence import RowRound, Sequence
-from ..verify.acceptance import RowOutcome
+from ..verify.acceptance import DraftTest, RowOutcome
 from ..verify.detail import explain, recorded_drafts, rule_name
 from .base import DecodingParams
 from .verifier import VerifiedRound
@@ -31,30 +31,21 @@ def write_round(
 
     `count` is the row's number of drafts. `parents` is for trees, as in TreeProposal.
     """
-    path = outcome.accepted_drafts
-    drafts = [test.token for test in outcome.tests[:count]]
-    last_origin = "sampled" if not drafts else ("bonus" if _at_end(path, count, parents) else "recovered")
+    path, tests = outcome.accepted_drafts, outcome.tests[:count]
+    last_origin = "sampled" if not tests else ("bonus" if _at_end(path, count, parents) else "recovered")
     last_origin = "accepted" if outcome.next_drafted else last_origin
     next_tokens = [outcome.next_token] if outcome.ends else []
-    tokens = [*(drafts[i] for i in path), *next_tokens]
+    tokens = [tests[i].token for i in path] + next_tokens
     origins = ["accepted"] * len(path) + [last_origin] * len(next_tokens)
     num_written = row.write(tokens, origins)
     recorded = recorded_drafts(path, count, parents, num_written)
     path = path[:num_written]
-    tests = [outcome.tests[i] for i in recorded]
+    columns = zip(*(tests[i] for i in recorded), strict=True) if recorded else [()] * len(DraftTest._fields)
+    p, q, u, drafted, chance = map(list, columns)
     record = RowRound(
-        row.index,
-        [test.token for test in tests],
-        [test.p for test in tests],
-        [test.q for test in tests],
-        [test.u for test in tests],
-        len(path),
-        tokens[:num_written],
-        origins[:num_written],
-        row.finish_reason,
-        outcome.next_p if outcome.ends else math.nan,
-        [test.chance for test in tests],
-    )
+        row.index, drafted, p, q, u, len(path), tokens[:num_written], origins[:num_written], row.finish_reason,
+        outcome.next_p if outcome.ends else math.nan, chance,
+    )  # fmt: skip
     if parents is not None:
         places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
         record.parents, record.path = [places[parents[i]] for i in recorded], [places[i] for i in path]

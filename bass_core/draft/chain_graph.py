@@ -248,7 +248,7 @@ class ChainGraphs:
             inputs,
             rows,
             graph.make_function(runner, probs, self.trees, sees),
-            keep_alive=[*self.model.tensors, *([] if sees is None else [sees])],
+            keep_alive=lambda: [*self.model.tensors, *([] if sees is None else [sees])],
             shared=("probs",) if drawn else (),
         )
         if output is None:

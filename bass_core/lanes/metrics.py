@@ -109,8 +109,9 @@ class Counts:
             self.drafting_rows += 1
             self.drafted += length
             self.accepted += row.accepted
-            self.tested += len(row.tested)
-            reached = length if row.parents is None else len(row.tested)
+            tested = row.accepted + (length > row.accepted) if row.parents is None else len(row.tested)
+            self.tested += tested
+            reached = length if row.parents is None else tested
             self.drafted_at += [0] * (reached - len(self.drafted_at))
             self.accepted_at += [0] * (reached - len(self.accepted_at))
             for position in range(reached):

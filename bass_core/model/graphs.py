@@ -245,7 +245,7 @@ class GraphRunner(ModelRunner):
         inputs: RoundInputs,
         rows: int,
         function: Callable[[RoundInputs], Any],
-        keep_alive: Sequence[Tensor] = (),
+        keep_alive: Callable[[], Sequence[Tensor]] = tuple,
         shared: Sequence[str] = (),
     ) -> Any | None:
         """Replay `function` over this runner's cache, captured on first use; None if that is impossible.
@@ -255,7 +255,7 @@ class GraphRunner(ModelRunner):
             inputs: padded with zeros to `rows`, and given to the function as views of a static buffer.
             rows: the rows of the function.
             function: must not refer to the runner, which it outlives.
-            keep_alive: tensors that the function reads and that its graph has to keep alive.
+            keep_alive: returns tensors that the function reads and that its graph has to keep alive.
             shared: names of the buffers that it uses and that may be replaced by larger ones (`draft_probs`).
 
         Returns:
@@ -266,7 +266,7 @@ class GraphRunner(ModelRunner):
         if step is None:
             return None
         # The graph reads the tensors of its capture, also if a later call brings others.
-        step.keep_alive = step.keep_alive or tuple(keep_alive)
+        step.keep_alive = step.keep_alive or tuple(keep_alive())
         step.replay()
         return step.output
 

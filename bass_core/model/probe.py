@@ -95,6 +95,8 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
         raise unsupported(name, f"its own code can't run it ({_first_line(error)})") from error
     # The output names the cache as the forward does (base.cache_keyword).
     cache = getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
+    if cache is None:
+        raise unsupported(name, "it returns no cache of keys and values")
     layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
     if all(type(layer) is DynamicLayer for layer in layers):
         # Without the layers that the config counts, but that were removed from the model.

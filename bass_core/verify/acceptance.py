@@ -124,8 +124,11 @@ def unpack(packed: Tensor) -> list[RowOutcome]:
     """Copy the outcomes of all rows to the host: `packed` as from Outcome.packed."""
     width, outcomes = (packed.shape[1] - 4) // 5, []
     for accepted, next_token, next_p, num_judged, *numbers in to_host(packed).tolist():
-        p, q, u, drafts, chances = (numbers[i * width : (i + 1) * width] for i in range(5))
-        own_chances = None if width and chances[0] == _ALONE else chances
+        if not width:
+            outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, []))
+            continue
+        p, q, u, drafts, chances = [numbers[i : i + width] for i in range(0, 5 * width, width)]
+        own_chances = None if chances[0] == _ALONE else chances
         drafts = list(map(int, drafts))
         outcomes.append(
             _row_outcome(int(num_judged), own_chances, int(accepted), int(next_token), next_p, p, q, u, drafts)
@@ -147,7 +150,7 @@ def _row_outcome(
     """Return a row's outcome from its numbers in an Outcome; drafts from `judged` on could not be judged."""
     if chances is None:
         chances = list(map(single_draft_chance, p, q, u))
-    tests = list(map(DraftTest, p[:judged], q[:judged], u[:judged], drafts[:judged], chances[:judged]))
+    tests = list(map(DraftTest, p[:judged], q, u, drafts, chances))
     for number, token in zip(u[judged:], drafts[judged:], strict=True):
         tests.append(DraftTest(math.nan, math.nan, number, token, 0.0))
     return RowOutcome(accepted, next_token, next_p, tests)

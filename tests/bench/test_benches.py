@@ -20,12 +20,14 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
+from bass_core.model.runner import ModelRunner
 from bench.__main__ import MODULES
 from bench.cpu import floor, larger, rounds
 from bench.cpu.batch import BASS, speedup
 from bench.cpu.default import ARMS, speed_claims
 from bench.cpu.default import main as default
 from bench.cpu.spec import mean_ratio
+from bench.gpu import host
 from bench.peers.llama_cpp import INSTALL
 from bench.report import film
 from bench.report.report import command
@@ -203,6 +205,18 @@ def test_floor_runs(tiny):
     document = run("floor", "--quick", *tiny)
     assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN, floor.PROMPT}
     assert all(row["lowest / floor"] > 0 for row in document["results"])
+
+
+@pytest.mark.slow
+def test_host_replays_every_round(monkeypatch):
+    forward = ModelRunner.forward
+
+    def only_prompts(runner, batch):
+        assert batch.eager, "a round that is not replayed"
+        return forward(runner, batch)
+
+    monkeypatch.setattr(ModelRunner, "forward", only_prompts)
+    assert [row["arm"] for row in run("host", "--quick")["results"]] == list(host.ARMS)
 
 
 @pytest.mark.slow
