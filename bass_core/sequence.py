@@ -199,7 +199,8 @@ class RowRound:
         detail: set by `inspect`, for a row that drafted.
         start: index of the first of `tokens` among the sequence's new tokens; filled in by a lane.
         drafted_text: the drafts' texts; filled in by a lane with a tokenizer.
-        certain: whether the row's grammar allows no other drafts.
+        certain: whether its drafts are tokens that the row's grammar forces; False without drafts. The token after
+            them may be forced too.
         logprobs: log-probability of each of `tokens` under the model's plain softmax, if requested.
         sampled_logprobs: the same under the distribution that is sampled.
     """

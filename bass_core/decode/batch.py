@@ -189,8 +189,10 @@ class BatchDecoder(Decoder):
             now - then for now, then in zip(self._reported_work, before, strict=True)
         )
         round_.fed, round_.windowed = verdict.fed, proposal.windowed
-        for record, source in zip(records, proposal.sources or [""] * len(records), strict=True):
-            record.certain = source == GRAMMAR and bool(record.drafted)
+        # The sources of a user's drafter are not checked.
+        if self.verifier.masked and proposal.sources and self.drafter and not self.drafter.is_user_object:
+            for record, source in zip(records, proposal.sources, strict=True):
+                record.certain = source == GRAMMAR and bool(record.drafted)
         draft_ms, round_.verify_ms = self._watch.laps()
         round_.draft_ms = draft_ms if round_.draft_forwards or max(drafted) else 0.0
         if self.params.inspect and max(drafted):

@@ -41,6 +41,7 @@ def write_round(
     recorded = recorded_drafts(path, count, parents, num_written)
     path = path[:num_written]
     columns = zip(*(tests[i] for i in recorded), strict=True) if recorded else [()] * len(DraftTest._fields)
+    # In the order of DraftTest's fields.
     p, q, u, drafted, chance = map(list, columns)
     record = RowRound(
         row.index, drafted, p, q, u, len(path), tokens[:num_written], origins[:num_written], row.finish_reason,

@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bass_core import ModelPair, SamplingParams
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
+from bass_core.machine.capture import Pool
 from bass_core.model import graphs
 from bass_core.model.draft_head import DraftHead, HeadConfig
 from bass_core.model.static_step import Judged, RoundInputs
@@ -62,14 +63,14 @@ class Replays:
         self._counts = inputs.counts
         return RUN(judge, logits, fed, inputs, *others)
 
-    def capture(self, forward: Callable[[], Any], pool: graphs.Pool) -> tuple[Any, Callable[[], None]]:
+    def capture(self, forward: Callable[[], Any], pool: Pool) -> tuple[Any, Callable[[], None]]:
         """Run a function once; its replay writes outcomes if it judges, and else does nothing."""
         with torch.inference_mode():
             output = forward()
         judged = output[1] if isinstance(output, tuple) and isinstance(output[1], Judged) else None
         if judged is None:
             return output, lambda: None
-        counts, outcomes = self._counts, [self._outcomes(*judged.packed.shape) for _ in range(16)]
+        counts, outcomes = self._counts, [self._outcomes(judged.packed) for _ in range(16)]
 
         def replay() -> None:
             began = time.thread_time()
@@ -79,15 +80,16 @@ class Replays:
 
         return output, replay
 
-    def _outcomes(self, rows: int, numbers: int) -> Tensor:
-        """Return the packed outcomes of a round (Outcome.packed)."""
-        width, lines = (numbers - 4) // 5, []
-        for _ in range(rows):
+    def _outcomes(self, packed: Tensor) -> Tensor:
+        """Return packed outcomes of a round (Outcome.packed), with the numbers u and chances of the capture."""
+        width, lines = (packed.shape[1] - 4) // 5, []
+        u, _, chances = (packed[0, 4 + i * width : 4 + (i + 1) * width].tolist() for i in (2, 3, 4))
+        for _ in range(len(packed)):
             accepted = next((i for i in range(width) if self.dice.random() >= ACCEPTED), width)
             p = [float(i < accepted) for i in range(width)]
             drafts = [float(self.dice.randrange(2, VOCAB)) for _ in range(width)]
             own = [accepted, self.dice.randrange(2, VOCAB), 0.5, width]
-            lines.append([*own, *p, *[1.0] * width, *[0.5] * width, *drafts, *[-1.0] * width])
+            lines.append([*own, *p, *[1.0] * width, *u, *drafts, *chances])
         return torch.tensor(lines, dtype=torch.float32)
 
 
@@ -95,7 +97,7 @@ def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     options = parser("host", __doc__ or "")
     options.add_argument("--batch", type=whole(), nargs="+", default=[1, 8, 32])
-    options.add_argument("--rounds", type=whole(), default=24, help="measured rounds of each arm and batch")
+    options.add_argument("--rounds", type=whole(1, 60), default=24, help="measured rounds of each arm and batch")
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batch, arguments.rounds = [1, 2], 4

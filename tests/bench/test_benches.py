@@ -21,6 +21,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from bass_core.model.runner import ModelRunner
+from bass_core.verify.judge import Judge
 from bench.__main__ import MODULES
 from bench.cpu import floor, larger, rounds
 from bench.cpu.batch import BASS, speedup
@@ -215,7 +216,11 @@ def test_host_replays_every_round(monkeypatch):
         assert batch.eager, "a round that is not replayed"
         return forward(runner, batch)
 
+    def eager(*_):
+        raise AssertionError("a round that is judged without a graph")
+
     monkeypatch.setattr(ModelRunner, "forward", only_prompts)
+    monkeypatch.setattr(Judge, "verify", eager)
     assert [row["arm"] for row in run("host", "--quick")["results"]] == list(host.ARMS)
 
 

@@ -410,11 +410,13 @@ def test_tokens_that_a_grammar_makes_certain_have_their_own_look(opened: Page, p
     play(opened, [final], race_settings(json_schema=json.dumps(schema), batch_size=2))
     expect(legend).to_be_visible()
     lane, written = opened.locator("#lane-bass"), final["lanes"]["bass"]["metrics"]["new_tokens"]
-    expect(lane.locator(".lane-line")).to_have_text(f"{certain} of {written} tokens were certain")
+    expect(lane.locator(".lane-line")).to_have_text(f"{certain} of {written} tokens were certain drafts")
     expect(lane.locator(".token.certain.accepted")).to_have_count(certain)
     expect(opened.locator("#lane-regular .token.certain")).to_have_count(0)
     lane.locator(".token.certain").first.hover()
-    expect(opened.locator(".token-tip")).to_contain_text("certain: the grammar allows no other token here")
+    expect(opened.locator(".token-tip")).to_contain_text(
+        "certain: the schema or grammar allows no other token here"
+    )
     play(opened, [last_of(pair, n=2, max_new_tokens=8)], race_settings(batch_size=2))
     expect(legend).to_be_hidden()
     expect(lane.locator(".lane-line")).to_have_text("guesses, checks, all rows at once")

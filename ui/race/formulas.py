@@ -146,8 +146,8 @@ WORDS = {
     "plain step": "One step of regular decoding: one token for every row, without drafts.",
     "sampled": "Written by the model itself: nothing was drafted here.",
     "accepted": "Drafted, then accepted by the model: a token that needed no step of its own.",
-    "certain": "A draft that is certain, because the grammar allows no other token. No model drafts it, and it is "
-    "verified like every draft.",
+    "certain": "A draft that needs no guess: the race's JSON schema (or another grammar) allows only this token "
+    "here. No model drafts it, and it is verified like every draft.",
     "rejected": "A draft that the model rejected. The drafts after it are lost too.",
     "recovered": "The model's own token, in place of a draft that it rejected.",
     "bonus": "The model's own token after drafts that were all accepted: the step that verified them yields it "

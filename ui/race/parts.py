@@ -128,7 +128,8 @@ GLANCE = """<section class="glance" aria-label="Lanes and Run" hidden>
 def lanes() -> str:
     """Return the verdict, the legend, a section for each lane, the switches and the tip of a token."""
     keys = "".join(
-        f"<li class=of-{kind}>{term(kind, word, kind if kind not in ORIGINS else f'token {kind}')}"
+        f'<li class="of-{kind}">'
+        f"{term(kind, word, kind if kind not in ORIGINS else f'token {kind}')}"
         f"{'' if word == kind else f'<small> ({kind})</small>'}</li>"
         for kind, word in SPOKEN.items()
     )

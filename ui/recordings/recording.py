@@ -246,6 +246,7 @@ def _row(written: list[int], row: dict[str, Any]) -> None:
     """Check one row of a round: it must refer to written tokens, and drafts only to earlier drafts."""
     drafts, texts = len(_items(row["drafted"])), row["drafted_text"]
     _need(*(_whole(row[name]) for name in ("sequence", "start", "written", "accepted", "one_by_one")))
+    _need(isinstance(row.get("certain", False), bool))
     _need(row["accepted"] <= drafts, row["start"] + row["written"] <= written[row["sequence"]])
     _need(_whole(*row["drafted"]), texts is None or (len(texts) == drafts and _texts(*_items(texts))))
     _need(

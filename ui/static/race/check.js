@@ -69,6 +69,7 @@ function lane(update, written) {
 function row(written, { sequence, start, written: count, accepted, one_by_one: oneByOne, drafted, ...more }) {
   const drafts = items(drafted).length, { drafted_text: texts, next_p: next, parents, path, detail } = more;
   need(isWhole(sequence, start, count, accepted, oneByOne, ...drafted));
+  need([undefined, true, false].includes(more.certain));
   need(accepted <= drafts, start + count <= written[sequence]);
   need(texts === null || (items(texts).length === drafts && isText(...texts)), numbersOrNull([next]));
   need(...NUMBERS.map((name) => items(more[name]).length === drafts && numbersOrNull(more[name])));

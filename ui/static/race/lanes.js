@@ -192,6 +192,7 @@ class Lane {
     this.bar = section.querySelector(".read-bar");
     this.list = section.querySelector(".sequences");
     this.line = section.querySelector(".lane-line");
+    this.idle = this.line.textContent;
     this.figures = [...section.querySelectorAll("[data-figure]")];
     this.reset(0);
   }
@@ -211,6 +212,7 @@ class Lane {
     this.running = count > 0;
     this.before = null;
     for (const figure of this.figures) setText(figure, "–");
+    setText(this.line, this.idle);
     this.say(count ? "Running" : "Ready");
     for (const { badge, medal } of this.cards) for (const mark of [badge, medal]) setText(mark, "");
     this.showReading(null);
@@ -291,11 +293,11 @@ class Lane {
     });
   }
 
-  /** Show how many tokens the grammar made certain, in place of the lane's line. */
+  /** Show in place of the lane's line how many tokens were drafted because the grammar allowed no other. */
   showCertain() {
     const { sequences } = run().lanes.get(this.name), written = sum(sequences.map(({ tokens }) => tokens.length));
-    const certain = sum(sequences.flatMap(({ steps }) => steps.map((step) => (step.certain ? step.accepted : 0))));
-    setText(this.line, certain ? `${number(certain, 0)} of ${number(written, 0)} tokens were certain` : lookOf(this.name).line ?? "");
+    const certain = sum(sequences.flatMap(({ steps }) => steps.map((step) => (step.certain ? Math.min(step.written, step.drafts.length) : 0))));
+    setText(this.line, certain ? `${number(certain, 0)} of ${number(written, 0)} tokens were certain drafts` : this.idle);
   }
 
   /** How the lane ended, in words. Its times are on the axis. */

@@ -77,10 +77,12 @@ function rounds(race, lane, put) {
     const { length } = record.rows, stand = draftedBy(round);
     if (!drafting.length) return put(end, "plain", `${name}: nothing is guessed here, so it is a plain step.`);
     const guesses = sum(drafting.map(({ drafted }) => drafted.length)), each = drafting[0].drafted.length;
-    if (drafting.every(({ certain }) => certain)) put(begin + 0.1 * (stand - begin), "certain", "Nothing else fits here: certain, not guessed.");
+    const sure = drafting.every(({ certain }) => certain);
+    if (sure) put(begin + 0.1 * (stand - begin), "certain", "The grammar allows nothing else here: certain, not guessed.");
     else if (drafting.every((row) => isCopied(row, record.draft_forwards))) put(begin + 0.1 * (stand - begin), "copy", "The text says this already: copied, not computed.");
     else if (length === 1) put(begin + 0.1 * (stand - begin), "guess", `${name}: a small guesser writes ${tokens(each)} first.`);
-    if (length > 1) put(stand, "check", `${name}: ${who(drafting.length, length)}, and one step checks ${guesses} ${guesses === 1 ? "guess" : "guesses"}.`);
+    if (sure) put(stand, "check", `${name}: one step checks ${guesses} certain ${guesses === 1 ? "token" : "tokens"}.`);
+    else if (length > 1) put(stand, "check", `${name}: ${who(drafting.length, length)}, and one step checks ${guesses} ${guesses === 1 ? "guess" : "guesses"}.`);
     else put(stand, "check", `The model checks ${each === 1 ? "it" : all(each).toLowerCase()} in one step.`);
     const [kind, text] = length > 1 ? outcomeOfRows(drafting, written) : outcomeOfRow(race, lane, drafting[0]);
     if (kind === "all" && held === null) held = i;

@@ -5,9 +5,10 @@
    - A lane is {name, rounds, reads, rows, clock, reading}. A round is {record, kind, begin, end, draft, verify, written,
      total}: `draft` and `verify` in ms or null, `total` all tokens up to its end, without those of prefills. A read is
      {at, ms}: a prompt, read at race time `at`. `clock` is the end of the newest round, `reading` the sum of all reads.
-   - A row is {spans, steps, ids}. A span is {index, origin, text, id, at, certain}: a piece of text, when it was written,
-     and whether the grammar allowed no other. A step is a round in which the row drafted: {round, row, chain}, with the indices of a line of drafts, the accepted ones first.
-     `ids` are its token ids; `same[n]` is how many of the first n equal the reference lane's. */
+   - A row is {spans, steps, ids, same, certain}. A span is {index, origin, text, id, at, certain}: a piece of text, when it was
+     written, and whether it was a draft that a grammar made certain. A step is a round in which the row drafted: {round, row,
+     chain}, with the indices of a line of drafts, the accepted ones first. `ids` are its token ids; `same[n]` is how many of the
+     first n equal the reference lane's. `certain` has the indices of certain tokens. */
 import { bisect } from "bass/page/page.js";
 
 // Times closer than this, in ms, are the same time.
@@ -51,7 +52,7 @@ class LaneTimes {
       for (const row of record.rows) {
         const { steps, certain } = this.rows[row.sequence];
         if (row.drafted.length) steps.push({ round, row, chain: chainOf(row) });
-        if (row.certain) for (let i = row.start; i < row.start + row.accepted; i += 1) certain.add(i);
+        if (row.certain) for (let i = row.start; i < row.start + Math.min(row.written, row.drafted.length); i += 1) certain.add(i);
       }
     }
     this.ends.push({ ms: record.time_ms, at: this.clock });

@@ -13,7 +13,7 @@ const limit = ({ p, q, chance: h }, step) => (together(step) ? `h ${chance(h)}` 
 
 /** Why a draft was accepted. */
 function accepted(draft, step) {
-  if (step.certain) return "certain: the grammar allows no other token here; checked like a guess";
+  if (step.certain) return "certain: the schema or grammar allows no other token here; checked like a guess";
   if (greedy()) return "accepted: it is the target's most likely token";
   if (coin() !== null) return `accepted at random: u ${chance(draft.u)} < ${chance(coin())}`;
   if (draft.u === null) return "accepted: the target samples the same token";
