@@ -86,7 +86,10 @@ def allocations(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield sizes
 
 
-def lane_of(method: str, batch: int, sampling: str, draft: str = "head", **options: Any) -> Lane:
+def lane_of(
+    method: str, batch: int, sampling: str, draft: str = "head", prepared: bool = False, **options: Any
+) -> Lane:
+    """Return a lane; without `prepared`, rounds are captured when they are first needed, which takes less time."""
     models = pair("llama", table.DRAFTS[draft].kind)
     rows = (table.PROMPTS["different"] * batch)[:batch]
     lengths = {} if "tree" in options else {"draft_length": 3}
@@ -95,7 +98,8 @@ def lane_of(method: str, batch: int, sampling: str, draft: str = "head", **optio
         **{"drafter": "model", "max_new_tokens": 60, **lengths, **options},
     )  # fmt: skip
     lane = Lane(models, request, method)
-    lane.prepare()
+    if prepared:
+        lane.prepare()
     return lane
 
 
@@ -107,7 +111,7 @@ def test_a_round_is_two_graphs(
     method: str, batch: int, draft: str, sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No row ends meanwhile.
-    lane = lane_of(method, batch, sampling, draft, max_new_tokens=100)
+    lane = lane_of(method, batch, sampling, draft, prepared=True, max_new_tokens=100)
     # Enough steps to capture both widths of unread tokens that three drafts can leave.
     for _ in range(16):
         lane.step()
@@ -129,7 +133,7 @@ def test_a_round_with_copies_in_some_rows_is_two_graphs(
 ) -> None:
     monkeypatch.setattr(PromptLookupDrafter, "_match", lambda self, row, tokens: 1 if row in (1, 3) else None)
     options: dict[str, Any] = {"drafter": "adaptive", "draft_length": 5, "max_new_tokens": 100}
-    lane = lane_of("bass", 5, sampling, draft, **options)
+    lane = lane_of("bass", 5, sampling, draft, prepared=True, **options)
     for _ in range(12):
         lane.step()
     ledger.clear()
@@ -157,7 +161,8 @@ def test_a_round_of_trees_is_two_graphs(
 
     monkeypatch.setattr(RaggedCache, "keep_all", counted)
     rule = "auto" if sampling == "greedy" else "coupled"
-    lane = lane_of("bass", batch, sampling, draft, max_new_tokens=100, tree=(2, 2, 1), verification=rule)
+    options: dict[str, Any] = {"max_new_tokens": 100, "tree": (2, 2, 1), "verification": rule}
+    lane = lane_of("bass", batch, sampling, draft, prepared=True, **options)
     for _ in range(16):
         lane.step()
     ledger.clear()
@@ -362,7 +367,7 @@ def test_no_round_waits_for_a_capture(
     monkeypatch.setattr(GraphRunner, "_record_in_pool", counted)
     monkeypatch.setattr(PromptLookupDrafter, "_match", match)
     lane = lane_of(
-        "bass", batch, sampling, draft, drafter=drafter, draft_length=length, max_new_tokens=40,
+        "bass", batch, sampling, draft, prepared=True, drafter=drafter, draft_length=length, max_new_tokens=40,
         synthetic_acceptance=0.7,
     )  # fmt: skip
     prepared, captured[:] = len(captured), []

@@ -172,8 +172,10 @@ class WorkerPool:
             member.actor = calls.do(self._actor, member.number)
             return RETURN_S if ready else self._died(member)
         except errors.RayError:
-            # Ray is restarting it.
-            return RETURN_S if ready else self._died(member)
+            # Ray is restarting it, which takes long on a busy machine.
+            if not ready:
+                self._died(member)
+            return RETURN_S
         return RETURN_S
 
     def _stays(self, member: Member, life: int) -> None:
@@ -199,6 +201,8 @@ class WorkerPool:
 
     def _report(self, member: Member, problem: str) -> None:
         with self._changed:
-            member.problem = problem or "The workers could not load the model; the server's log has the details."
-            log.error("Worker %d can't load its model: %s", member.number, member.problem)
+            problem = problem or "The workers could not load the model; the server's log has the details."
+            if problem != member.problem:
+                log.error("Worker %d can't load its model: %s", member.number, problem)
+            member.problem = problem
             self._changed.notify_all()
