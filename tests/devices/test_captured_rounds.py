@@ -345,11 +345,16 @@ def test_states_of_an_earlier_request_are_never_read() -> None:
     assert drafts[0] == drafts[1]
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("length", [3, "bass", "auto"])
 @pytest.mark.parametrize(
-    ("drafter", "draft", "sampling"),
-    [("adaptive", "head", "sampled"), ("adaptive", "perturbed", "greedy"), ("model", "head", "greedy")],
+    ("drafter", "draft", "sampling", "length", "batch"),
+    [
+        ("adaptive", "head", "sampled", "auto", 8),
+        ("adaptive", "head", "sampled", "bass", 1),
+        ("adaptive", "perturbed", "greedy", 3, 8),
+        ("adaptive", "perturbed", "greedy", "auto", 1),
+        ("model", "head", "greedy", "bass", 8),
+        ("model", "head", "greedy", 3, 1),
+    ],
 )
 def test_no_round_waits_for_a_capture(
     drafter: str, draft: str, sampling: str, length: Any, batch: int, monkeypatch: pytest.MonkeyPatch

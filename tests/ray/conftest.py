@@ -29,7 +29,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
 collect_ignore_glob = [] if HAS_RAY else ["test_*.py"]
 # Wait this many seconds, because other tests may keep the cores busy.
-PATIENCE_S = 240.0
+PATIENCE_S = 300.0
 
 
 def until(condition: Callable[[], object], event: str) -> None:

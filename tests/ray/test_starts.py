@@ -143,5 +143,5 @@ def test_the_page_shows_a_lost_worker_and_can_run_again(
         expect(page.locator("#run")).to_be_enabled()
         fill(page, tokens=8)
         page.click("#run")
-        expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=240_000)
+        expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=300_000)
     page.close()

@@ -61,8 +61,10 @@ BUILDERS = {
     "gemma3": _builder("Gemma3", **_GROUPED, head_dim=32, sliding_window=8),
     "qwen3_5": _builder("Qwen3_5", **_GROUPED, head_dim=32, **_LINEAR),
 }
-# The architectures with layers that keep a state.
+# The architectures with layers that keep a state, which older versions of transformers can't hand out.
 STATEFUL = {"qwen3_5"}
+if not hasattr(tf.cache_utils.Cache, "get_conv_state"):
+    del BUILDERS["qwen3_5"]
 # Weight scale as a multiple of the usual initialisation. With these scales, greedy texts don't repeat themselves,
 # and float32 rounding is a hundred times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # RETURN_S: seconds until the next try with a worker that is not reachable.
 RELOAD_S, RETURN_S = 30.0, 0.5
 # Seconds within which a worker whose process ended should be back. If it takes longer, we report a problem.
-BACK_S = 60.0
+BACK_S = 180.0
 DIES = (
     "A worker's process ends while it loads the models. Its node may lack memory or a package: see the server's "
     "log for details."
