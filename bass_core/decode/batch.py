@@ -13,7 +13,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from ..sample.grammar import refuse_stuck
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Reading, Round, RowRound, Sequence
-from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
+from ..verify.acceptance import Outcomes, mark_unsound, refuse_unsound
 from ..verify.rejection import first_tokens
 from .base import CacheBytes, Decoder, DecodingParams
 from .record import add_details, record_logprobs, write_round
@@ -137,10 +136,10 @@ class BatchDecoder(Decoder):
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
-        outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
-        rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
+        none = [0] * len(tokens)
+        rows = write_round(self._rows, Outcomes.plain(tokens, [math.nan] * len(tokens)), none)
         if self.params.logprobs:
-            record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
+            record_logprobs(self._rows, rows, [[0]] * len(rows), raw, logits[:, None], self.params.sampling)
         self._drop_finished()
         if self.drafter is not None:
             if self._rows and self._reads_prompts():
@@ -173,7 +172,7 @@ class BatchDecoder(Decoder):
         round_ms = 1000 * (time.perf_counter() - began) - (setup_ms() - set_up)
         round_ = self._record(lengths, verdict, records)
         if self.policy is not None:
-            accepted, draft_ms = [outcome.accepted for outcome in verdict.outcomes], round_.draft_ms or 0.0
+            accepted, draft_ms = verdict.outcomes.accepted, round_.draft_ms or 0.0
             drafted, forwards = verdict.proposal.num_drafted, round_.draft_forwards
             self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, round_ms, draft_ms))
         self._drop_finished()
@@ -243,25 +242,20 @@ class BatchDecoder(Decoder):
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
         self.target_forwards += 1
-        tokens = [outcome.next_token if outcome.ends else 0 for outcome in outcomes]
-        paths = [outcome.accepted_drafts for outcome in outcomes]
+        tokens, columns = outcomes.final_tokens, outcomes.fed_columns
         if self.verifier.masked:
             shaped_by = self.params.sampling.shapes
-            refuse_stuck(rows, tokens, shaped_by, lambda r: [outcomes[r].tests[i].token for i in paths[r]])
+            refuse_stuck(rows, tokens, shaped_by, lambda r: [outcomes.drafts[r][i] for i in outcomes.path(r)])
         refuse_unsound(tokens)
-        # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
-        columns = ([0, *(draft + 1 for draft in path)] for path in paths)
         self.target.commit_paths([path[:count] for path, count in zip(columns, fed.counts, strict=True)])
         if (states := output.vectors) is not None:
-            self._hand_states(rows, lambda: CommittedStates(states, paths))
-        parents: Seq[Any] = proposal.tree_parents or [None] * len(rows)
-        judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
-        records = [write_round(*arguments) for arguments in judged]
+            self._hand_states(rows, lambda: CommittedStates(states, columns))
+        records = write_round(rows, outcomes, proposal.num_drafted, proposal.tree_parents)
         if self.params.logprobs:
             logits = output.logits
-            record_logprobs(rows, records, paths, logits if raw is None else raw, logits, self.params.sampling)
+            record_logprobs(rows, records, columns, logits if raw is None else raw, logits, self.params.sampling)
         if self.drafter is not None:
-            self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
+            self.drafter.on_verified(rows, proposal, outcomes.accepted)
         return records
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], Seq[Tensor]]) -> None:

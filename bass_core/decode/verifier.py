@@ -18,7 +18,7 @@ from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
 from ..sample.shaping import forbid, shaped
 from ..sequence import Forward, Sequence
-from ..verify.acceptance import RowOutcome
+from ..verify.acceptance import Outcomes
 from ..verify.judge import Judge
 from .base import DecodingParams
 
@@ -28,14 +28,14 @@ class VerifiedRound(NamedTuple):
 
     Attributes:
         proposal: the drafts that were judged.
-        outcomes: one per row.
+        outcomes: those of the rows.
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
         raw_logits: the target's logits before penalties; None if there are no penalties.
     """
 
     proposal: Proposal
-    outcomes: list[RowOutcome]
+    outcomes: Outcomes
     output: ForwardOutput
     fed: Forward
     raw_logits: Tensor | None
@@ -132,8 +132,8 @@ class Verifier:
         output.logits = raw if judged.logits is None else judged.logits
         if text is not None:
             # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
-            for r, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-                text.num_valid[r] = len(row.tokens) + outcome.accepted
+            for r, (row, accepted) in enumerate(zip(rows, outcomes.accepted, strict=True)):
+                text.num_valid[r] = len(row.tokens) + accepted
         return VerifiedRound(proposal, outcomes, output, fed, raw)
 
     def _verify_after_forward(

@@ -236,11 +236,11 @@ class CommittedStates(Seq[Tensor]):
 
     Attributes:
         states: [B, 1 + N, ...], those of the whole step.
-        paths: each row's accepted drafts, ascending.
+        columns: the columns of each row's newest token and accepted drafts, ascending.
     """
 
-    def __init__(self, states: Tensor | RaggedRows, paths: list[list[int]]) -> None:
-        self._states, self.paths = states, paths
+    def __init__(self, states: Tensor | RaggedRows, columns: Seq[Seq[int]]) -> None:
+        self._states, self.columns = states, columns
 
     @property
     def states(self) -> Tensor:
@@ -255,14 +255,12 @@ class CommittedStates(Seq[Tensor]):
             flat, firsts = states.rows, states.firsts[:-1]
         else:
             flat, firsts = states.flatten(0, 1), [row * states.shape[1] for row in range(len(states))]
-        # Column 0 is the newest token; draft i is in column i + 1.
-        columns = [(0, *(i + 1 for i in path)) for path in self.paths]
-        places = [first + column for first, row in zip(firsts, columns, strict=True) for column in row]
-        by_row: Seq[Tensor] = pick(flat, places).split([len(row) for row in columns])
+        places = [first + column for first, row in zip(firsts, self.columns, strict=True) for column in row]
+        by_row: Seq[Tensor] = pick(flat, places).split([len(row) for row in self.columns])
         return by_row
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.columns)
 
     def __getitem__(self, row: Any) -> Any:
         return self.by_row[row]

@@ -21,7 +21,7 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import LEVELS, GraphRunner, captured_level
-from ..model.static_step import RoundInputs
+from ..model.static_step import Padded, RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
@@ -223,8 +223,8 @@ class ChainGraphs:
                 ids=keys.host_ids,
                 positions=keys.host_positions,
                 seeds=[keys.seed] * batch,
-                tokens=_padded(unread, width),
-                state_slots=None if state_slots is None else _padded(state_slots, width),
+                tokens=Padded(unread, width),
+                state_slots=None if state_slots is None else Padded(state_slots, width),
             )
         )
         tree, sees = self._tree(levels), None
@@ -263,10 +263,6 @@ class ChainGraphs:
         for width in self.model.widths:
             unread = [[0] * width] * rows
             self.replay(levels, zeros, unread, zeros, keys, unread if self.model.reads_states else None)
-
-
-def _padded(rows: list[list[int]], width: int) -> list[list[int]]:
-    return [[*row, *[0] * (width - len(row))] for row in rows]
 
 
 class _Graph(NamedTuple):

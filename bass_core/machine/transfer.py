@@ -26,10 +26,10 @@ def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def refill(static: Tensor, values: list[Any]) -> None:
-    """Overwrite a tensor on the device with (nested) numbers of its shape, in one copy that nothing waits for."""
-    host = torch.tensor(values, dtype=static.dtype)
-    static.copy_(host.pin_memory() if static.is_cuda else host, non_blocking=True)
+def pinned_zeros(*shape: int, device: torch.device) -> Tensor:
+    """Return int64 zeros on the host, from which a copy to `device` is not waited for."""
+    # torch caches pinned memory, and doesn't hand it out again before copies from it are done.
+    return torch.zeros(*shape, dtype=torch.long, pin_memory=device.type == "cuda")
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from .static_step import (
     DeviceText,
     GraphDrafts,
     Judged,
+    Padded,
     RoundInputs,
     StepJudge,
     fits_tree,
@@ -195,8 +196,8 @@ class GraphRunner(ModelRunner):
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         inputs = self.placed(inputs._replace(lengths=self._lengths[:batch]))
         if copies is not None:
-            padded = [[*row, *[0] * (columns - 1 - len(row))] for row in copies]
-            inputs = inputs._replace(num_copied=list(map(len, copies)), copied_drafts=padded)
+            copied = Padded(copies, columns - 1)
+            inputs = inputs._replace(num_copied=list(map(len, copies)), copied_drafts=copied)
         probs_buffer = None
         if probs is not None:
             places = columns - 1 if judge.columns is None else probs.shape[1]
@@ -333,11 +334,11 @@ class GraphRunner(ModelRunner):
         """Return the captured step of this key with its inputs refilled; None if it can't be captured."""
         if not self.model.capturable or key in self._too_large:
             return None
-        lines = inputs.packed(rows)
+        packed = inputs.packed(rows, self.device)
         step = self.slot.steps.get(key)
         if step is None or not self._is_current(step):
             with setting_up(self.device):
-                numbers = to_device(lines, self.device)
+                numbers = to_device(packed, self.device)
                 function, static_inputs = make(inputs.views(numbers[:, :rows]))
                 captured = self._record_in_pool(key, function)
             if captured is None:
@@ -347,7 +348,7 @@ class GraphRunner(ModelRunner):
             # A step that replaces an outdated one has the old one's place.
             self.slot.steps.move_to_end(key)
             self._evict()
-        step.fill(lines)
+        step.fill(packed)
         self.slot.steps.move_to_end(key)
         return step
 
@@ -374,7 +375,8 @@ class GraphRunner(ModelRunner):
         inputs = self.placed(RoundInputs(lengths=list(batch.lengths)))
         if batch.tree is not None:
             tree = pad_tree(batch.tree, rows, columns)
-            inputs = inputs._replace(sees=tree.sees, depths=tree.depths, before=tree.before)
+            sees, depths = Padded(tree.sees, columns), Padded(tree.depths, columns)
+            inputs = inputs._replace(sees=sees, depths=depths, before=tree.before)
         # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
         wanted = batch.return_states, batch.window

@@ -95,7 +95,8 @@ class ModelRunner:
         moves = []
         for row, path in enumerate(paths):
             end = self._lengths[row]
-            if list(path) != list(range(len(path))):
+            # Ascending columns that end before a gap are the first ones.
+            if path[-1] >= len(path):
                 moves.append((row, end, [end + column for column in path]))
             self.commit(row, end + len(path))
         if moves:

@@ -190,10 +190,8 @@ class AmusdDecoder(BatchDecoder):
         end = time.perf_counter()
         rows, fed, tested = list(self._rows), [n - 1 for n in verdict.fed.counts], verdict.proposal.num_drafted
         # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
-        outcomes = [
-            outcome._replace(ends=outcome.accepted <= count)
-            for outcome, count in zip(verdict.outcomes, fed, strict=True)
-        ]
+        accepted = verdict.outcomes.accepted
+        outcomes = replace(verdict.outcomes, ends=[n <= count for n, count in zip(accepted, fed, strict=True)])
         # Rules that judge draft by draft reach the late draft only if all drafts before it are accepted.
         samples = self.params.synthetic is None and not self.params.sampling.greedy
         together = samples and self.params.verification.together
