@@ -54,7 +54,11 @@ class Decoder(Protocol):
     Attributes:
         target_forwards: the target's prefills and rounds so far.
         timeline: None if draft and target do not overlap.
+        next_begins: on a GPU, the event at which the next round's work begins, if the last step gave it to the
+            device before it read its own round; None otherwise.
     """
+
+    next_begins: Any = None
 
     @property
     def target_forwards(self) -> int: ...

@@ -23,7 +23,7 @@ from .base import CausalModel
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
-from .static_step import DeviceText, GraphDrafts, Judged, RoundInputs, StepJudge
+from .static_step import CapturedRound, DeviceText, GraphDrafts, RoundInputs, StepJudge
 
 # Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")
@@ -133,7 +133,8 @@ class ModelRunner:
         inputs: RoundInputs,
         return_states: bool,
         text: Tensor | None = None,
-    ) -> tuple[ForwardOutput, Judged] | None:
+        advances: bool = False,
+    ) -> CapturedRound | None:
         """Feed the newest tokens and their drafts, and judge them in the same captured graph.
 
         Args:
@@ -143,10 +144,10 @@ class ModelRunner:
             return_states: as in ForwardBatch.
             text: int64 [max_batch, T], the rows' texts, if the judge reads them (DeviceText). The newest tokens
                 and the drafts are written to it.
+            advances: whether the next round may be judged by the same step without numbers from the host.
 
         Returns:
-            The forward's output and the judge's, both valid until the next forward; None if this runner captures
-            no graphs of this shape.
+            The judged round, or None if this runner captures no graphs of this shape.
         """
         return None
 

@@ -48,6 +48,9 @@ class RoundInputs(NamedTuple):
         num_copied: number of its copied drafts; 0 if the model drafted for it.
         copied_drafts: the copied drafts.
         sees, depths, before: its tree, as in HostTreeMask.
+        turns: for steps that make the numbers of later rounds themselves (draft/chain_graph.py): 1 if the host
+            wrote them, 2 in later rounds.
+        most_kept: for these steps, how many of its drafts stay in the cache if all are accepted.
     """
 
     lengths: Any = None
@@ -65,6 +68,8 @@ class RoundInputs(NamedTuple):
     sees: Any = None
     depths: Any = None
     before: Any = None
+    turns: Any = None
+    most_kept: Any = None
 
     @property
     def prefix(self) -> tuple[Tensor, Tensor] | None:
@@ -143,6 +148,22 @@ class Judged(NamedTuple):
     logits: Tensor | None
 
 
+class CapturedRound(NamedTuple):
+    """A round that a captured step has judged. Its tensors are valid until the next forward.
+
+    Attributes:
+        output: the forward's output.
+        judged: the judge's.
+        repeat: judge the next round with these drafts, if the step `advances`. Its results replace these.
+        repeats: whether that is possible if no row has lengthened by more than this many tokens.
+    """
+
+    output: ForwardOutput
+    judged: Judged
+    repeat: Callable[[GraphDrafts], None]
+    repeats: Callable[[int], bool]
+
+
 class DeviceText:
     """The rows' texts, in a buffer that belongs to the runner's cache.
 
@@ -191,6 +212,8 @@ class StepJudge(Protocol):
         text: Tensor | None,
         constants: dict[str, Tensor],
     ) -> Judged: ...
+
+    def advance(self, inputs: RoundInputs, packed: Tensor) -> None: ...
 
     def __hash__(self) -> int: ...
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -130,6 +130,11 @@ class Outcomes(Seq[RowOutcome]):
         if self.paths is None:
             return [range(count + 1) for count in self.accepted]
         return [[0, *(draft + 1 for draft in path)] for path in self.paths]
+
+    def of_rows(self, rows: Seq[int]) -> Outcomes:
+        """Return the outcomes of these rows, in this order."""
+        columns: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        return Outcomes(**{name: part and [part[r] for r in rows] for name, part in columns.items()})
 
     def path(self, row: int) -> Seq[int]:
         """Return the indices of the accepted drafts among a row's drafts."""

@@ -107,8 +107,19 @@ class Judge:
         outcome = verify(logits, drafts, probs, inputs.counts, keys, self.sampling, **self._rule)
         return Judged(outcome.packed(), changed)
 
+    def advance(self, inputs: RoundInputs, packed: Tensor) -> None:
+        """Make the numbers of a judged round those of the next one, in which each row drafts as many tokens."""
+        written = packed[:, 0].long() + 1
+        inputs.lengths.add_(written)
+        inputs.positions.add_(written)
+        # A token that was chosen from unsound numbers has no embedding. Its round is refused when it is read.
+        inputs.tokens.copy_(packed[:, 1].clamp(min=0))
+
     def outcomes(self, packed: Tensor, proposal: Any) -> Outcomes:
-        """Return the outcomes of a captured round, which may be wider than its drafts; waits for the device."""
+        """Return the outcomes of a captured round, which may be wider than its drafts.
+
+        `packed` as in Judged; if it is on the device, this waits for it.
+        """
         return self._adjusted(unpack(packed, proposal.width), proposal.width)
 
     def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> Outcomes:

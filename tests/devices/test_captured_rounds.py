@@ -94,8 +94,8 @@ def lane_of(
     rows = (table.PROMPTS["different"] * batch)[:batch]
     lengths = {} if "tree" in options else {"draft_length": 3}
     request = make_request(
-        models, rows, sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
-        **{"drafter": "model", "max_new_tokens": 60, **lengths, **options},
+        models, rows, sampling=SAMPLING[sampling], seed=3,
+        **{"drafter": "model", "max_new_tokens": 60, "eos_token_id": None, **lengths, **options},
     )  # fmt: skip
     lane = Lane(models, request, method)
     if prepared:
