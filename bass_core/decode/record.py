@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +41,11 @@ def write_round(
         if ends:
             last_origin = "sampled" if not count else "bonus" if _at_end(path, count, tree) else "recovered"
             tokens.append(outcomes.next_tokens[r])
-            drafted = outcomes.next_drafted is not None and outcomes.next_drafted[r]
-            origins.append("accepted" if drafted else last_origin)
+            one_more = outcomes.next_drafted is not None and outcomes.next_drafted[r]
+            origins.append("accepted" if one_more else last_origin)
         num_written = row.write(tokens, origins)
         recorded = recorded_drafts(path, count, tree, num_written)
-        columns = (drafts, outcomes.p[r], outcomes.q[r], outcomes.u[r], outcomes.chance[r])
+        columns: Any = (drafts, outcomes.p[r], outcomes.q[r], outcomes.u[r], outcomes.chance[r])
         drafted, p, q, u, chance = [
             column[: len(recorded)] if tree is None else [column[i] for i in recorded] for column in columns
         ]

@@ -355,7 +355,9 @@ class GraphRunner(ModelRunner):
         step = self.slot.steps.get(key)
         if step is None or not self._is_current(step):
             with setting_up(self.device):
-                numbers = to_device(packed, self.device)
+                # A copy, because the function may change the numbers while it is captured.
+                numbers = torch.empty_like(packed, device=self.device)
+                numbers.copy_(packed, non_blocking=True)
                 function, static_inputs = make(inputs.views(numbers[:, :rows]))
                 captured = self._record_in_pool(key, function)
             if captured is None:

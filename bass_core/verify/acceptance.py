@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.support import is_accelerator
@@ -100,7 +99,8 @@ class Outcomes(Seq[RowOutcome]):
     @classmethod
     def of(cls, rows: Seq[RowOutcome]) -> Outcomes:
         """Return the outcomes of these rows."""
-        p, q, u, drafts, chance = ([[test[i] for test in row.tests] for row in rows] for i in range(5))
+        columns: Any = ([[test[i] for test in row.tests] for row in rows] for i in range(5))
+        p, q, u, drafts, chance = columns
         return cls(
             [row.accepted for row in rows],
             [row.next_token for row in rows],
@@ -191,12 +191,11 @@ class Outcome:
         """Return the outcomes of the rows, in one copy to the host."""
         if is_accelerator(self.p.device):
             return unpack(self.packed())
-        p, q, u = (number.double().numpy() for number in (self.p, self.q, self.u))
         return _outcomes(
             *(self.accepted.tolist(), self.next_token.tolist(), self.next_p.tolist()),
-            None if self.judged is None else self.judged.numpy(),
-            *(p, q, u, self.drafts.tolist()),
-            None if self.chance is None else self.chance.double().numpy(),
+            None if self.judged is None else self.judged.tolist(),
+            *(self.p.tolist(), self.q.tolist(), self.u.tolist(), self.drafts.tolist()),
+            None if self.chance is None else self.chance.tolist(),
         )
 
     def packed(self) -> Tensor:
@@ -225,9 +224,9 @@ def unpack(packed: Tensor, width: int | None = None) -> Outcomes:
         return Outcomes.plain(next_tokens, numbers[:, 2].tolist())
     p, q, u, drafts, chance = numbers[:, 4:].reshape(len(numbers), 5, -1)[..., :width].transpose(1, 0, 2)
     return _outcomes(
-        *(accepted, next_tokens, numbers[:, 2].tolist(), numbers[:, 3]),
-        *(p, q, u, drafts.astype(np.int64).tolist()),
-        None if chance[0, 0] == _ALONE else chance,
+        *(accepted, next_tokens, numbers[:, 2].tolist(), numbers[:, 3].tolist()),
+        *(p.tolist(), q.tolist(), u.tolist(), drafts.astype(np.int64).tolist()),
+        None if chance[0, 0] == _ALONE else chance.tolist(),
     )
 
 
@@ -235,26 +234,21 @@ def _outcomes(
     accepted: list[int],
     next_tokens: list[int],
     next_p: list[float],
-    judged: NDArray[Any] | None,
-    p: NDArray[np.float64],
-    q: NDArray[np.float64],
-    u: NDArray[np.float64],
+    judged: list[float] | None,
+    p: list[list[float]],
+    q: list[list[float]],
+    u: list[list[float]],
     drafts: list[list[int]],
-    chance: NDArray[np.float64] | None,
+    chance: list[list[float]] | None,
 ) -> Outcomes:
     """Return the outcomes with the numbers of an Outcome; drafts from `judged` on could not be judged."""
-    tests = p.tolist(), q.tolist(), u.tolist()
     if chance is None:
-        chances = [list(map(single_draft_chance, *row)) for row in zip(*tests, strict=True)]
-    else:
-        chances = chance.tolist()
-    if judged is not None and (judged < p.shape[1]).any():
-        for count, row_p, row_q, row_chances in zip(map(int, judged), *tests[:2], chances, strict=True):
-            unjudged = len(row_p) - count
-            row_p[count:], row_q[count:], row_chances[count:] = (
-                [number] * unjudged for number in (math.nan, math.nan, 0.0)
-            )
-    return Outcomes(accepted, next_tokens, next_p, drafts, *tests, chances)
+        chance = [list(map(single_draft_chance, *row)) for row in zip(p, q, u, strict=True)]
+    if judged is not None and min(judged) < len(drafts[0]):
+        for count, row_p, row_q, row_chance in zip(map(int, judged), p, q, chance, strict=True):
+            unknown = [math.nan] * (len(row_p) - count)
+            row_p[count:], row_q[count:], row_chance[count:] = unknown, unknown, [0.0] * len(unknown)
+    return Outcomes(accepted, next_tokens, next_p, drafts, p, q, u, chance)
 
 
 def single_draft_chance(p: float, q: float, u: float) -> float:
