@@ -17,7 +17,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ DRAWS = ("head", "model")
 
 
 @dataclass
-class _Launch:
+class Launch:
     """A round that the device was given.
 
     Attributes:
@@ -96,14 +96,15 @@ class BatchDecoder(Decoder):
         self._branches = self.drafter is not None and self.drafter.branches
         raw_states = self.drafter is not None and self.drafter.raw_states
         masked = any(row.grammar is not None for row in self._rows)
-        self._ahead = self._looks_ahead(masked)
-        if self.drafter is not None and self._ahead:
+        self._launches_ahead = self._looks_ahead(masked)
+        if self.drafter is not None and self._launches_ahead:
             self.drafter.advances = True
         self.verifier = Verifier(
-            self.target, self.params, self.return_states, raw_states, self._branches, masked, self._ahead
+            self.target, self.params, self.return_states, raw_states, self._branches, masked, self._launches_ahead
         )
         # The round that was launched before the last one was read.
-        self._next: _Launch | None = None
+        self._next: Launch | None = None
+        self.next_begins: Any = None
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._reported_work = (0, 0)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
@@ -233,7 +234,7 @@ class BatchDecoder(Decoder):
             self._drop([row for row in self._rows if row.finish_reason])
         return round_
 
-    def _launch(self) -> _Launch:
+    def _launch(self) -> Launch:
         """Give the first steps of a round to the device."""
         began, set_up, keys, watch = time.perf_counter(), setup_ms(), self._keys(), Stopwatch(self.target.device)
         # 1) Set the draft lengths, before anything is drawn.
@@ -246,15 +247,15 @@ class BatchDecoder(Decoder):
         # 3) Feed the drafts to the target and judge them.
         verifying = self.verifier.launch(self._rows, proposal, keys)
         watch.mark()
-        return _Launch(offers, lengths, verifying, watch, began, set_up, self._draft_work())
+        return Launch(offers, lengths, verifying, watch, began, set_up, self._draft_work())
 
-    def _launch_ahead(self, last: _Launch) -> _Launch | None:
+    def _launch_ahead(self, last: Launch) -> Launch | None:
         """Launch the round after one that is not read yet; None if something has to be decided before."""
         proposal, drafter = last.verifying.proposal, self.drafter
         width = proposal.width
         # Whatever the last round writes, each row may draft as many tokens again.
         most = min(row.remaining for row in self._rows) - 2 * (width + 1)
-        if not self._ahead or most < 0 or not self.verifier.repeats(last.verifying):
+        if not self._launches_ahead or most < 0 or not self.verifier.repeats(last.verifying):
             return None
         began, set_up, watch = time.perf_counter(), setup_ms(), Stopwatch(self.target.device)
         if drafter is not None:
@@ -269,9 +270,9 @@ class BatchDecoder(Decoder):
         watch.mark()
         verifying = self.verifier.launch_again(last.verifying, proposal)
         watch.mark()
-        return _Launch(last.offers, last.lengths, verifying, watch, began, set_up, self._draft_work())
+        return Launch(last.offers, last.lengths, verifying, watch, began, set_up, self._draft_work())
 
-    def _record(self, launch: _Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record. Without a policy, its lengths are the drafts that were judged."""
         proposal, drafted = verdict.proposal, verdict.proposal.num_drafted
         lengths = drafted if self.policy is None else launch.lengths[: len(records)]

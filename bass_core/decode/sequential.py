@@ -32,7 +32,7 @@ class SequentialDecoder(Decoder):
         return not self._waiting and (self._current is None or self._current.finished)
 
     @property
-    def next_begins(self) -> Any:  # type: ignore[override]
+    def next_begins(self) -> Any:
         return None if self._current is None else self._current.next_begins
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ class Drafter(Protocol):
             packed: its outcomes, as in Judged.
             states: [B, 1 + N, ...], the target's states of the round, if the drafter observes states.
         """
-        raise NotImplementedError
+        return proposal
 
     def on_repeated(self, rows: list[Sequence]) -> None:
         """Note that the texts now have the round before the last one that was proposed by `propose_again`."""

@@ -358,7 +358,7 @@ class _Graph(NamedTuple):
 
             last = None if last_round is None else last_round[: len(inputs.lengths)]
             if last is not None:
-                _advance(inputs, *last.tensor_split((1, 2), 1))
+                _advance(inputs, last[:, :1], last[:, 1:2], last[:, 2:])
             starts, slots = inputs.lengths, inputs.state_slots
             unread = ChainInput(
                 inputs.tokens.contiguous(), starts, inputs.counts, starts + inputs.counts, inputs.prompts,

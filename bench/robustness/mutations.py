@@ -55,6 +55,7 @@ _SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[ba
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_a_text_ends_at_any_place_of_a_round"]
+_AHEAD = "tests/devices/test_look_ahead.py::test_texts_and_records_are_those_of_the_plain_loop"
 _LATE = [
     _AMUSD + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
     _AMUSD + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
@@ -144,8 +145,8 @@ MUTANTS = [
            "        full[row, :, 0] = 1\n",
            [_CORE + "draft/test_lookup.py::test_a_cascade_asks_the_model_only_for_rows_that_cannot_copy"]),
     Mutant("text goes on behind its end", "bass_core/sequence.py",
-           "            if self.finish_reason:\n                return count",
-           '            if self.finish_reason == "length":\n                return count', _ENDS),
+           "            if self.finish_reason:\n                break",
+           '            if self.finish_reason == "length":\n                break', _ENDS),
     Mutant("one end-of-text id of several", "bass_core/decode/checks.py", "    return frozenset(ids)",
            "    return frozenset(sorted(ids)[:1])", _ENDS),
     Mutant("drafts for which there is no room", "bass_core/decode/batch.py", "min(most, row.remaining - 1)",
@@ -303,8 +304,9 @@ MUTANTS = [
     Mutant("trees: a head that reads the newest token's state behind every draft", "bass_core/draft/chain.py",
            "[parent - first for parent in row]", "[0 for _ in row]",
            [_FED + "logits_in_a_tree_equal_those_after_the_path[head]"]),
-    Mutant("trees: states of the first drafts in place of the accepted ones", "bass_core/draft/base.py",
-           "(0, *(i + 1 for i in path))", "range(len(path) + 1)",
+    Mutant("trees: states of the first drafts in place of the accepted ones", "bass_core/verify/acceptance.py",
+           "[[0, *(draft + 1 for draft in path)] for path in self.paths]",
+           "[range(len(path) + 1) for path in self.paths]",
            [_FED + "a_head_gets_the_states_of_the_accepted_path"]),
     Mutant("penalties that know no drafts", "bass_core/sample/shaping.py",
            "ahead = np.array(", "ahead = 0 * np.array(",
@@ -405,8 +407,23 @@ MUTANTS = [
            "shaper.apply(logits, text, positions, inputs.prompts, drafts * 0)",
            [_CAPTURED + "chains_keep_the_distribution[penalties]"]),
     Mutant("graphs: penalties read text that an eager round has not uploaded", "bass_core/decode/verifier.py",
-           "len(row.tokens) + outcome.accepted", "len(row.tokens) + outcome.accepted + 2",
+           "len(row.tokens) + accepted", "len(row.tokens) + accepted + 2",
            [_CAPTURED + "chains_keep_the_distribution[eager rounds between]"]),
+    Mutant("rounds ahead: lengths without the target's own token", "bass_core/verify/judge.py",
+           "written = packed[:, 0].long() + 1", "written = packed[:, 0].long()", [_AHEAD + "[regular]"]),
+    Mutant("rounds ahead: a drafter that is not fed the target's own token", "bass_core/draft/chain_graph.py",
+           "counts = (accepted + 1 - kept)", "counts = (accepted - kept).clamp(min=1)", [_AHEAD + "[head]"]),
+    Mutant("rounds ahead: a draft's cache that keeps one draft too many", "bass_core/draft/model_graph.py",
+           "return levels - 1\n", "return levels\n", [_AHEAD + "[draft model, rows end]"]),
+    Mutant("rounds ahead: a text that has ended gets one more round", "bass_core/decode/batch.py",
+           "columns, staying = outcomes.fed_columns, self._staying()",
+           "columns, staying = outcomes.fed_columns, [*range(len(rows))]", [_AHEAD + "[head, rows end]"]),
+    Mutant("rounds ahead: read before the next one is launched", "bass_core/decode/batch.py",
+           "        self._next = None if gone else self._launch_ahead(launch)\n"
+           "        verdict = self.verifier.read(self._rows, launch.verifying)\n",
+           "        verdict = self.verifier.read(self._rows, launch.verifying)\n"
+           "        self._next = None if gone else self._launch_ahead(launch)\n",
+           ["tests/devices/test_look_ahead.py::test_the_next_round_is_launched_before_this_one_is_read"]),
     Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/static_step.py",
            "self.tokens[target].copy_(self.tokens[source])", "pass",
            [_CAPTURED + "chains_keep_the_distribution[penalties, a row leaves]"]),

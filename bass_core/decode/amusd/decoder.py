@@ -39,7 +39,7 @@ from ...sample.noise import NoiseKeys, RowKeys
 from ...sample.rows import pick, stack
 from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
-from ..batch import BatchDecoder
+from ..batch import BatchDecoder, Launch
 from ..checks import refuse_states
 from ..request import Request
 from ..verifier import VerifiedRound
@@ -81,6 +81,8 @@ class AmusdDecoder(BatchDecoder):
         draft: the draft's thread.
         unsure: whether to leave out drafts after an unsure one.
     """
+
+    looks_ahead = False
 
     def __init__(
         self,
@@ -211,9 +213,9 @@ class AmusdDecoder(BatchDecoder):
             self.draft.agree(row, record.tokens, not outcome.ends, row_states)
         return records
 
-    def _record(self, lengths: list[int], verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record, without the times of drafting and verifying, which overlap."""
-        round_ = super()._record(lengths, verdict, records)
+        round_ = super()._record(launch, verdict, records)
         round_.draft_ms = round_.verify_ms = None
         return round_
 
