@@ -87,11 +87,8 @@ class Sequence:
 
     def write(self, tokens: list[int], origins: list[str]) -> int:
         """Append tokens until one of them ends the sequence; return the number appended."""
-        remaining = self.remaining
-        for count, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
-            self.token_ids.append(token)
-            self.tokens.append(token)
-            self.origins.append(origin)
+        remaining, count = self.remaining, 0
+        for count, token in enumerate(tokens, start=1):
             complete = token not in self.eos and self.grammar is not None and self.grammar.write(token)
             if token in self.eos:
                 self.finish_reason = "eos"
@@ -102,8 +99,11 @@ class Sequence:
             elif count == remaining:
                 self.finish_reason = "length"
             if self.finish_reason:
-                return count
-        return len(tokens)
+                break
+        self.token_ids += tokens[:count]
+        self.tokens += tokens[:count]
+        self.origins += origins[:count]
+        return count
 
 
 def depths_of(parents: list[int]) -> list[int]:

@@ -48,8 +48,9 @@ def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheB
 class Decoder(Protocol):
     """The object that a lane steps; any object with these members will do.
 
-    An optional attribute `cache` is the CacheBytes that the lane shows. A decoder with a timeline keeps working
-    between its steps, until `pause` is called.
+    An optional attribute `cache` is the CacheBytes that the lane shows. Another one, `next_begins`, is the event
+    at which the next round's work begins, if the last step gave it to the device before it read its own round;
+    None otherwise. A decoder with a timeline keeps working between its steps, until `pause` is called.
 
     Attributes:
         target_forwards: the target's prefills and rounds so far.

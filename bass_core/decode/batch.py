@@ -3,6 +3,10 @@
 Regular decoding is the loop without a drafter, speculative decoding the loop over batches of one (sequential.py).
 A round is four calls: lengths, propose, verify, commit. It waits for the device once. The rule that judges drafts
 is known before any is drawn: the tree rule if the drafter `branches`, else the chain rule.
+
+If nothing but the device's own results decides the next round, the device is given that round before this one is
+read (`_looks_ahead`), so that it doesn't wait for the host. A row whose text then ends has taken part in one round
+too many, which is ignored. Texts and records are the same as without looking ahead.
 """
 
 from __future__ import annotations
@@ -13,14 +17,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..draft.base import GRAMMAR, CommittedStates, Drafter, Proposal, check_proposal, check_type
 from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
-from ..length.policies import LONGEST
+from ..length.policies import LONGEST, FixedLength
 from ..machine.setup_time import setup_ms
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
@@ -30,14 +34,33 @@ from ..sample.grammar import refuse_stuck
 from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.shaping import shaped
 from ..sequence import Reading, Round, RowRound, Sequence
-from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
+from ..verify.acceptance import Outcomes, mark_unsound, refuse_unsound
 from ..verify.rejection import first_tokens
 from .base import CacheBytes, Decoder, DecodingParams
 from .record import add_details, record_logprobs, write_round
-from .verifier import VerifiedRound, Verifier
+from .verifier import LaunchedRound, VerifiedRound, Verifier
 
 # Sources whose drafts come with the distributions that they were drawn from.
 DRAWS = ("head", "model")
+
+
+@dataclass
+class Launch:
+    """A round that the device was given.
+
+    Attributes:
+        watch: has marks before and after drafting, and after the verification.
+        began, set_up: the time and the set-up time when the round began.
+        work: `_draft_work` after its drafts.
+    """
+
+    offers: list[Offer]
+    lengths: list[int]
+    verifying: LaunchedRound
+    watch: Stopwatch
+    began: float
+    set_up: float
+    work: tuple[int, int]
 
 
 @dataclass
@@ -49,7 +72,10 @@ class BatchDecoder(Decoder):
         policy: sets the draft lengths; None drafts nothing.
         limit: the longest draft that fits the caches.
         return_states: whether the target's forwards return hidden states, for the drafter or another reader.
+        looks_ahead: whether a round may be launched before the last one is read; a class's or a test's choice.
     """
+
+    looks_ahead: ClassVar[bool] = True
 
     sequences: list[Sequence]
     target: ModelRunner
@@ -65,13 +91,20 @@ class BatchDecoder(Decoder):
     _rows: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._watch = Stopwatch(self.target.device)
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._branches = self.drafter is not None and self.drafter.branches
         raw_states = self.drafter is not None and self.drafter.raw_states
         masked = any(row.grammar is not None for row in self._rows)
-        self.verifier = Verifier(self.target, self.params, self.return_states, raw_states, self._branches, masked)
+        self._launches_ahead = self._looks_ahead(masked)
+        if self.drafter is not None and self._launches_ahead:
+            self.drafter.advances = True
+        self.verifier = Verifier(
+            self.target, self.params, self.return_states, raw_states, self._branches, masked, self._launches_ahead
+        )
+        # The round that was launched before the last one was read.
+        self._next: Launch | None = None
+        self.next_begins: Any = None
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._reported_work = (0, 0)
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
@@ -82,6 +115,26 @@ class BatchDecoder(Decoder):
     @property
     def finished(self) -> bool:
         return not self._rows
+
+    def close(self) -> None:
+        # The caches will be used again, perhaps on another stream.
+        if self._next is not None and self._next.verifying.copy is not None:
+            self._next.verifying.copy.wait()
+        self._next = None
+
+    def _looks_ahead(self, masked: bool) -> bool:
+        """Return whether rounds may be launched before the last one is read.
+
+        Then no decision of the host is needed in between: rows draft equally many tokens by one graph, or none.
+        """
+        params, drafter, policy = self.params, self.drafter, self.policy
+        asks_host = params.inspect or params.logprobs or masked or params.sampling.shapes
+        if not self.looks_ahead or not self.target.captures or asks_host or params.verification.adjust is not None:
+            return False
+        if drafter is None:
+            return policy is None
+        can = drafter.can_advance and not drafter.is_user_object and not self._branches
+        return can and type(policy) is FixedLength and 0 < policy.length <= self.limit
 
     def prepare(self) -> None:
         """Capture all rounds of chains that the policy may want; for trees, plain rounds and the first one."""
@@ -137,11 +190,11 @@ class BatchDecoder(Decoder):
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
-        outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
-        rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
+        none = [0] * len(tokens)
+        rows = write_round(self._rows, Outcomes.plain(tokens, [math.nan] * len(tokens)), none)
         if self.params.logprobs:
-            record_logprobs(self._rows, rows, [[] for _ in rows], raw, logits[:, None], self.params.sampling)
-        self._drop_finished()
+            record_logprobs(self._rows, rows, [[0]] * len(rows), raw, logits[:, None], self.params.sampling)
+        self._drop([row for row in self._rows if row.finish_reason])
         if self.drafter is not None:
             if self._rows and self._reads_prompts():
                 self.drafter.read(self._rows)
@@ -155,45 +208,88 @@ class BatchDecoder(Decoder):
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
 
     def _round(self) -> Round:
-        """Run one round in numbered steps, then update the policy and record the round."""
-        began, set_up, keys = time.perf_counter(), setup_ms(), self._keys()
+        """Launch a round unless it was launched ahead, launch the next one if possible, then read this one."""
+        launch = self._launch() if self._next is None else self._next
+        # Rows that ended in the round before, and took part in this one because it had been launched.
+        gone, staying = [row for row in self._rows if row.finish_reason], self._staying()
+        self._next = None if gone else self._launch_ahead(launch)
+        verdict = self.verifier.read(self._rows, launch.verifying)
+        self.next_begins = None if self._next is None else launch.watch.last
+        # 4) Commit the accepted tokens to caches and texts.
+        records = self._commit(verdict)
+        if gone:
+            verdict = verdict.of_rows(staying)
+        # A graph that this round captured is no cost of the rounds to come.
+        round_ms = 1000 * (time.perf_counter() - launch.began) - (setup_ms() - launch.set_up)
+        round_ = self._record(launch, verdict, records)
+        if self.policy is not None:
+            accepted, draft_ms = verdict.outcomes.accepted, round_.draft_ms or 0.0
+            drafted, forwards = verdict.proposal.num_drafted, round_.draft_forwards
+            feedback = Feedback(launch.offers, round_.lengths, drafted, accepted, forwards, round_ms, draft_ms)
+            self.policy.observe(feedback)
+        if all(row.finish_reason for row in self._rows):
+            self.close()
+        if self._next is None:
+            self._drop(gone)
+            self._drop([row for row in self._rows if row.finish_reason])
+        return round_
+
+    def _launch(self) -> Launch:
+        """Give the first steps of a round to the device."""
+        began, set_up, keys, watch = time.perf_counter(), setup_ms(), self._keys(), Stopwatch(self.target.device)
         # 1) Set the draft lengths, before anything is drawn.
         offers = self._offers()
         lengths = self._lengths(offers)
-        self._watch.mark()
+        watch.mark()
         # 2) Draft.
         proposal = self._propose(self._usable(lengths), keys)
-        self._watch.mark()
+        watch.mark()
         # 3) Feed the drafts to the target and judge them.
-        verdict = self.verifier.verify(self._rows, proposal, keys)
-        self._watch.mark()
-        # 4) Commit the accepted tokens to caches and texts.
-        records = self._commit(verdict)
-        # A graph that this round captured is no cost of the rounds to come.
-        round_ms = 1000 * (time.perf_counter() - began) - (setup_ms() - set_up)
-        round_ = self._record(lengths, verdict, records)
-        if self.policy is not None:
-            accepted, draft_ms = [outcome.accepted for outcome in verdict.outcomes], round_.draft_ms or 0.0
-            drafted, forwards = verdict.proposal.num_drafted, round_.draft_forwards
-            self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, round_ms, draft_ms))
-        self._drop_finished()
-        return round_
+        verifying = self.verifier.launch(self._rows, proposal, keys)
+        watch.mark()
+        return Launch(offers, lengths, verifying, watch, began, set_up, self._draft_work())
 
-    def _record(self, lengths: list[int], verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _launch_ahead(self, last: Launch) -> Launch | None:
+        """Launch the round after one that is not read yet; None if something has to be decided before."""
+        proposal, drafter = last.verifying.proposal, self.drafter
+        width = proposal.width
+        # Whatever the last round writes, each row may draft as many tokens again.
+        most = min(row.remaining for row in self._rows) - 2 * (width + 1)
+        if not self._launches_ahead or most < 0 or not self.verifier.repeats(last.verifying):
+            return None
+        began, set_up, watch = time.perf_counter(), setup_ms(), Stopwatch(self.target.device)
+        if drafter is not None:
+            if min(proposal.num_drafted) < width or not drafter.repeats(self._rows, proposal):
+                return None
+            captured = last.verifying.captured
+            assert captured is not None
+            watch.mark()
+            proposal = drafter.propose_again(proposal, captured.judged.packed, captured.output.states)
+        else:
+            watch.mark()
+        watch.mark()
+        verifying = self.verifier.launch_again(last.verifying, proposal)
+        watch.mark()
+        return Launch(last.offers, last.lengths, verifying, watch, began, set_up, self._draft_work())
+
+    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record. Without a policy, its lengths are the drafts that were judged."""
         proposal, drafted = verdict.proposal, verdict.proposal.num_drafted
-        lengths = drafted if self.policy is None else lengths
+        lengths = drafted if self.policy is None else launch.lengths[: len(records)]
         round_ = Round("verify" if max(drafted) else "plain", max(lengths), records, lengths=lengths)
-        before, self._reported_work = self._reported_work, self._draft_work()
+        work = self._draft_work() if self._next is None else launch.work
+        before, self._reported_work = self._reported_work, work
         round_.draft_forwards, round_.draft_tokens = (
             now - then for now, then in zip(self._reported_work, before, strict=True)
         )
+        if len(records) < len(self._rows):
+            round_.draft_tokens = sum(drafted)
         round_.fed, round_.windowed = verdict.fed, proposal.windowed
         # The sources of a user's drafter are not checked.
         if self.verifier.masked and proposal.sources and self.drafter and not self.drafter.is_user_object:
             for record, source in zip(records, proposal.sources, strict=True):
                 record.certain = source == GRAMMAR and bool(record.drafted)
-        draft_ms, round_.verify_ms = self._watch.laps()
+        draft_ms, round_.verify_ms = launch.watch.laps()
         round_.draft_ms = draft_ms if round_.draft_forwards or max(drafted) else 0.0
         if self.params.inspect and max(drafted):
             source = Drafter.source if self.drafter is None else self.drafter.source
@@ -243,25 +339,26 @@ class BatchDecoder(Decoder):
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
         rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
         self.target_forwards += 1
-        tokens = [outcome.next_token if outcome.ends else 0 for outcome in outcomes]
-        paths = [outcome.accepted_drafts for outcome in outcomes]
+        columns, staying = outcomes.fed_columns, self._staying()
+        written = verdict if len(staying) == len(rows) else verdict.of_rows(staying)
+        tokens = written.outcomes.final_tokens
         if self.verifier.masked:
             shaped_by = self.params.sampling.shapes
-            refuse_stuck(rows, tokens, shaped_by, lambda r: [outcomes[r].tests[i].token for i in paths[r]])
+            refuse_stuck(rows, tokens, shaped_by, lambda r: [outcomes.drafts[r][i] for i in outcomes.path(r)])
         refuse_unsound(tokens)
-        # Column 0 of the fed tokens is the newest token; draft i is in column i + 1.
-        columns = ([0, *(draft + 1 for draft in path)] for path in paths)
         self.target.commit_paths([path[:count] for path, count in zip(columns, fed.counts, strict=True)])
-        if (states := output.vectors) is not None:
-            self._hand_states(rows, lambda: CommittedStates(states, paths))
-        parents: Seq[Any] = proposal.tree_parents or [None] * len(rows)
-        judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
-        records = [write_round(*arguments) for arguments in judged]
+        if (states := output.vectors) is not None and self._next is None:
+            self._hand_states(rows, lambda: CommittedStates(states, columns))
+        records = write_round(
+            [rows[r] for r in staying], written.outcomes, written.proposal.num_drafted, proposal.tree_parents
+        )
         if self.params.logprobs:
             logits = output.logits
-            record_logprobs(rows, records, paths, logits if raw is None else raw, logits, self.params.sampling)
-        if self.drafter is not None:
-            self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
+            record_logprobs(rows, records, columns, logits if raw is None else raw, logits, self.params.sampling)
+        if self.drafter is not None and self._next is None:
+            self.drafter.on_verified(rows, proposal, outcomes.accepted)
+        elif self.drafter is not None:
+            self.drafter.on_repeated(rows)
         return records
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], Seq[Tensor]]) -> None:
@@ -274,9 +371,18 @@ class BatchDecoder(Decoder):
         ids, positions = [row.id for row in self._rows], [len(row.tokens) for row in self._rows]
         return RowKeys(self.params.seed, ids, positions, self.target.device)
 
-    def _drop_finished(self) -> None:
-        for r in reversed(range(len(self._rows))):
+    def _staying(self) -> list[int]:
+        """Return the rows whose texts have not ended, in the order in which they will be after `_drop`."""
+        staying = list(range(len(self._rows)))
+        for r in reversed(staying.copy()):
             if self._rows[r].finish_reason:
+                staying[r] = staying[-1]
+                staying.pop()
+        return staying
+
+    def _drop(self, gone: list[Sequence]) -> None:
+        for r in reversed(range(len(self._rows))):
+            if any(self._rows[r] is row for row in gone):
                 last = len(self._rows) - 1
                 self.verifier.move_row(last, r)
                 if self.drafter is not None and last != r:

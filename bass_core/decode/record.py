@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,42 +16,49 @@ from ..machine.transfer import to_device, to_host
 from ..sample.distribution import probabilities
 from ..sample.params import SamplingParams
 from ..sequence import RowRound, Sequence
-from ..verify.acceptance import DraftTest, RowOutcome
+from ..verify.acceptance import Outcomes
 from ..verify.detail import explain, recorded_drafts, rule_name
 from .base import DecodingParams
 from .verifier import VerifiedRound
 
 
 def write_round(
-    row: Sequence,
-    outcome: RowOutcome,
-    count: int = 0,
-    parents: list[int] | None = None,
-) -> RowRound:
-    """Append the accepted drafts and, if the outcome `ends`, the next token; return the record of the round.
+    rows: Seq[Sequence], outcomes: Outcomes, counts: Seq[int], parents: Seq[list[int]] | None = None
+) -> list[RowRound]:
+    """Append the accepted drafts and next tokens to the rows' texts; return the record of the round, by row.
 
-    `count` is the row's number of drafts. `parents` is for trees, as in TreeProposal.
+    Args:
+        rows: the rows of the round.
+        outcomes: those of the rows.
+        counts: number of drafts per row.
+        parents: for trees, as in TreeProposal.
     """
-    path, tests = outcome.accepted_drafts, outcome.tests[:count]
-    last_origin = "sampled" if not tests else ("bonus" if _at_end(path, count, parents) else "recovered")
-    last_origin = "accepted" if outcome.next_drafted else last_origin
-    next_tokens = [outcome.next_token] if outcome.ends else []
-    tokens = [tests[i].token for i in path] + next_tokens
-    origins = ["accepted"] * len(path) + [last_origin] * len(next_tokens)
-    num_written = row.write(tokens, origins)
-    recorded = recorded_drafts(path, count, parents, num_written)
-    path = path[:num_written]
-    columns = zip(*(tests[i] for i in recorded), strict=True) if recorded else [()] * len(DraftTest._fields)
-    # In the order of DraftTest's fields.
-    p, q, u, drafted, chance = map(list, columns)
-    record = RowRound(
-        row.index, drafted, p, q, u, len(path), tokens[:num_written], origins[:num_written], row.finish_reason,
-        outcome.next_p if outcome.ends else math.nan, chance,
-    )  # fmt: skip
-    if parents is not None:
-        places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
-        record.parents, record.path = [places[parents[i]] for i in recorded], [places[i] for i in path]
-    return record
+    records = list[RowRound]()
+    for r, row in enumerate(rows):
+        path, drafts, tree = outcomes.path(r), outcomes.drafts[r], None if parents is None else parents[r]
+        count, ends = min(counts[r], len(drafts)), outcomes.ends is None or outcomes.ends[r]
+        tokens, origins = [drafts[i] for i in path], ["accepted"] * len(path)
+        if ends:
+            last_origin = "sampled" if not count else "bonus" if _at_end(path, count, tree) else "recovered"
+            tokens.append(outcomes.next_tokens[r])
+            one_more = outcomes.next_drafted is not None and outcomes.next_drafted[r]
+            origins.append("accepted" if one_more else last_origin)
+        num_written = row.write(tokens, origins)
+        recorded = recorded_drafts(path, count, tree, num_written)
+        columns: Any = (drafts, outcomes.p[r], outcomes.q[r], outcomes.u[r], outcomes.chance[r])
+        drafted, p, q, u, chance = [
+            column[: len(recorded)] if tree is None else [column[i] for i in recorded] for column in columns
+        ]
+        record = RowRound(
+            row.index, drafted, p, q, u, min(len(path), num_written), tokens[:num_written], origins[:num_written],
+            row.finish_reason, outcomes.next_p[r] if ends else math.nan, chance,
+        )  # fmt: skip
+        if tree is not None:
+            places = {-1: -1} | {draft: place for place, draft in enumerate(recorded)}
+            record.parents = [places[tree[i]] for i in recorded]
+            record.path = [places[i] for i in path[:num_written]]
+        records.append(record)
+    return records
 
 
 def add_details(records: list[RowRound], verdict: VerifiedRound, source: str, params: DecodingParams) -> None:
@@ -63,7 +71,7 @@ def add_details(records: list[RowRound], verdict: VerifiedRound, source: str, pa
 def record_logprobs(
     rows: Seq[Sequence],
     records: Seq[RowRound],
-    paths: Seq[Seq[int]],
+    columns: Seq[Seq[int]],
     raw: Tensor,
     shaped: Tensor,
     params: SamplingParams,
@@ -76,14 +84,14 @@ def record_logprobs(
 
     Args:
         records: the round's record of each row.
-        paths: the accepted drafts of each row.
+        columns: those of each row's newest token and accepted drafts.
         raw: [B, 1 + N, V], the model's logits: column 0 after a row's newest token, column i + 1 after draft i.
         shaped: the same after penalties.
     """
     places = [
         (r, column, token)
-        for r, (record, path) in enumerate(zip(records, paths, strict=True))
-        for column, token in zip([0, *(draft + 1 for draft in path)], record.tokens, strict=False)
+        for r, (record, path) in enumerate(zip(records, columns, strict=True))
+        for column, token in zip(path, record.tokens, strict=False)
     ]
     if not places:
         return
@@ -98,7 +106,7 @@ def record_logprobs(
         sequence.sampled_logprobs += record.sampled_logprobs
 
 
-def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:
+def _at_end(path: Seq[int], count: int, parents: list[int] | None) -> bool:
     """Return whether no draft of the row follows the last accepted draft."""
     if parents is None:
         return len(path) == count

@@ -6,6 +6,7 @@ All use the same caches in turn, so a prefix that a prompt shares with the one b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..sequence import Round, Sequence
 from .base import CacheBytes, Decoder
@@ -29,6 +30,14 @@ class SequentialDecoder(Decoder):
     @property
     def finished(self) -> bool:
         return not self._waiting and (self._current is None or self._current.finished)
+
+    @property
+    def next_begins(self) -> Any:
+        return None if self._current is None else self._current.next_begins
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
 
     def prepare(self) -> None:
         """Prepare the first sequence's decoder; the others reuse the graphs captured for it."""

@@ -1,24 +1,26 @@
-"""Feeds a round's drafts to the target and judges them: `Verifier.verify`, for chains and trees.
+"""Feeds a round's drafts to the target and judges them, for chains and trees: `Verifier.launch`, then `read`.
 
-A CUDA graph that can run the round contains the forward and the judge. Nothing is committed here.
+A CUDA graph that can run the round contains the forward and the judge. `launch` then only gives it to the device,
+and `read` waits for it. Other rounds are judged by `launch`. Nothing is committed here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..draft.base import Proposal
-from ..machine.transfer import to_device
+from ..machine.transfer import HostCopy, to_device
 from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
-from ..model.static_step import GraphDrafts
+from ..model.static_step import CapturedRound, GraphDrafts
 from ..sample.noise import RowKeys
 from ..sample.shaping import forbid, shaped
 from ..sequence import Forward, Sequence
-from ..verify.acceptance import RowOutcome
+from ..verify.acceptance import Outcomes
 from ..verify.judge import Judge
 from .base import DecodingParams
 
@@ -28,17 +30,40 @@ class VerifiedRound(NamedTuple):
 
     Attributes:
         proposal: the drafts that were judged.
-        outcomes: one per row.
+        outcomes: those of the rows.
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
         raw_logits: the target's logits before penalties; None if there are no penalties.
     """
 
     proposal: Proposal
-    outcomes: list[RowOutcome]
+    outcomes: Outcomes
     output: ForwardOutput
     fed: Forward
     raw_logits: Tensor | None
+
+    def of_rows(self, rows: list[int]) -> VerifiedRound:
+        """Return the lists of only these rows of a round of chains, in this order; the tensors have all rows."""
+        proposal = replace(self.proposal, num_drafted=[self.proposal.num_drafted[r] for r in rows])
+        fed = Forward([self.fed.cached[r] for r in rows], [self.fed.counts[r] for r in rows])
+        return self._replace(proposal=proposal, outcomes=self.outcomes.of_rows(rows), fed=fed)
+
+
+@dataclass
+class LaunchedRound:
+    """A verification that the device was given.
+
+    Attributes:
+        proposal: the drafts.
+        captured: the captured round, or None if it was not captured.
+        copy: its outcomes, on their way to the host.
+        read: the verification's result, if it was not captured.
+    """
+
+    proposal: Proposal
+    captured: CapturedRound | None = None
+    copy: HostCopy | None = None
+    read: VerifiedRound | None = None
 
 
 class Verifier:
@@ -50,6 +75,7 @@ class Verifier:
         raw_states: as in ForwardBatch.
         branches: whether the drafts form trees.
         masked: whether some rows have grammars. Their masks are made on the host, so no graph runs a round.
+        advances: whether rounds may be launched before the last one is read (`launch_again`).
     """
 
     def __init__(
@@ -60,7 +86,9 @@ class Verifier:
         raw_states: bool,
         branches: bool,
         masked: bool = False,
+        advances: bool = False,
     ) -> None:
+        self.advances = advances
         self.target, self.params, self.masked = target, params, masked
         self.return_states, self.raw_states, self.branches = return_states, raw_states, branches
         self._judge = Judge(params.sampling, params.verification, params.synthetic)
@@ -81,16 +109,49 @@ class Verifier:
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
             text = None if self._text is None else self._text.tokens
             drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None)
-            if self.target.verify_in_graph(drafts, self._judge, inputs, self.return_states, text) is not None:
+            options = self.return_states, text, self.advances
+            if self.target.verify_in_graph(drafts, self._judge, inputs, *options) is not None:
                 return
         fed = torch.zeros(count, width, dtype=torch.long, device=device)
         self.target.prepare(ForwardBatch(fed, zeros, return_states=self.return_states))
 
-    def verify(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> VerifiedRound:
+    def launch(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> LaunchedRound:
         """Feed each row's newest token and its drafts, and judge the drafts with the round's noise keys."""
-        fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in proposal.num_drafted])
-        verdict = self._verify_in_graph(rows, proposal, keys, fed)
-        return self._verify_after_forward(rows, proposal, keys, fed) if verdict is None else verdict
+        captured = self._launch_in_graph(rows, proposal, keys)
+        if captured is not None:
+            return LaunchedRound(proposal, captured, HostCopy(captured.judged.packed))
+        return LaunchedRound(proposal, read=self._verify_after_forward(rows, proposal, keys))
+
+    def repeats(self, last: LaunchedRound) -> bool:
+        """Return whether `launch_again` can follow this round, which is not read yet."""
+        captured = last.captured
+        return self.advances and captured is not None and captured.repeats(1 + last.proposal.width)
+
+    def launch_again(self, last: LaunchedRound, proposal: Proposal) -> LaunchedRound:
+        """Launch the next round of the same rows, with as many drafts."""
+        captured, drafts = last.captured, proposal.in_graph()
+        assert captured is not None and drafts is not None
+        captured.repeat(drafts)
+        return LaunchedRound(proposal, captured, HostCopy(captured.judged.packed))
+
+    def read(self, rows: list[Sequence], launched: LaunchedRound) -> VerifiedRound:
+        """Return the result of a launched round; waits for the device. All rounds before it are committed."""
+        proposal, captured, text = launched.proposal, launched.captured, self._text
+        if captured is None or launched.copy is None:
+            assert launched.read is not None
+            return launched.read
+        output, raw = captured.output, captured.output.logits
+        outcomes = proposal.judge(self._judge).outcomes(launched.copy.wait(), proposal)
+        if captured.judged.logits is not None:
+            output.logits = captured.judged.logits
+        if text is not None:
+            # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
+            for r, (row, accepted) in enumerate(zip(rows, outcomes.accepted, strict=True)):
+                text.num_valid[r] = len(row.tokens) + accepted
+        return VerifiedRound(proposal, outcomes, output, self._fed(rows, proposal), raw)
+
+    def _fed(self, rows: list[Sequence], proposal: Proposal) -> Forward:
+        return Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in proposal.num_drafted])
 
     def feed(self, rows: list[Sequence], proposal: Proposal, drafts: Tensor) -> ForwardOutput:
         """Run the target on each row's newest token and its drafts, int64 [B, N] on the target's device."""
@@ -109,9 +170,7 @@ class Verifier:
         if self._text is not None and source != target:
             self._text.move_row(source, target)
 
-    def _verify_in_graph(
-        self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
-    ) -> VerifiedRound | None:
+    def _launch_in_graph(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> CapturedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
         if self.masked or not self.target.captures:
             return None
@@ -124,22 +183,11 @@ class Verifier:
         if text is not None:
             text.upload(rows, [len(row.tokens) - 1 for row in rows])
         texts = None if text is None else text.tokens
-        captured = self.target.verify_in_graph(drafts, judge, inputs, self.return_states, texts)
-        if captured is None:
-            return None
-        output, judged = captured
-        raw, outcomes = output.logits, judge.outcomes(judged.packed, proposal)
-        output.logits = raw if judged.logits is None else judged.logits
-        if text is not None:
-            # The graph wrote the newest tokens and the drafts, of which the accepted ones stay.
-            for r, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-                text.num_valid[r] = len(row.tokens) + outcome.accepted
-        return VerifiedRound(proposal, outcomes, output, fed, raw)
+        return self.target.verify_in_graph(drafts, judge, inputs, self.return_states, texts, self.advances)
 
-    def _verify_after_forward(
-        self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
-    ) -> VerifiedRound:
+    def _verify_after_forward(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> VerifiedRound:
         """Run one forward, then judge the drafts."""
+        fed = self._fed(rows, proposal)
         drafts, raw = to_device(proposal.tokens, self.target.device), None
         output = self.feed(rows, proposal, drafts)
         judged = proposal.after_forward(output)

@@ -157,6 +157,9 @@ class Drafter(Protocol):
         reads_early: whether it reads the prompts during the prefill even if the first round drafts nothing, as
             long as later rounds may.
         merges: whether its proposals merge copies into a model's drafts in a captured round (MergedProposal).
+        can_advance: whether it can propose a round before the outcomes of the last one are on the host
+            (`propose_again`).
+        advances: whether it has to; set before `start`.
         branches: whether it proposes trees. Every proposal is then a TreeProposal, verified by the tree rule, and
             max_drafts[r] limits a tree's depth. Other drafters may not propose trees.
         calls: forwards of a draft model so far, including those of a target that drafts for itself.
@@ -172,6 +175,8 @@ class Drafter(Protocol):
     raw_states: bool = False
     reads_early: bool = False
     merges: bool = False
+    can_advance: bool = False
+    advances: bool = False
     branches: bool = False
     calls: int = 0
     drafted: int = 0
@@ -207,6 +212,24 @@ class Drafter(Protocol):
         """Propose at most max_drafts[r] tokens for row r, or a tree at most that deep."""
         ...
 
+    def repeats(self, rows: list[Sequence], proposal: Proposal) -> bool:
+        """Return whether `propose_again` can follow this proposal for these texts, which don't have its round."""
+        return False
+
+    def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
+        """Propose as many tokens as in the last round, whose outcomes and states are only on the device.
+
+        Args:
+            proposal: that of the last round, whose tensors may be overwritten.
+            packed: its outcomes, as in Judged.
+            states: [B, 1 + N, ...], the target's states of the round, if the drafter observes states.
+        """
+        return proposal
+
+    def on_repeated(self, rows: list[Sequence]) -> None:
+        """Note that the texts now have the round before the last one that was proposed by `propose_again`."""
+        return None
+
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """React to a verification: row r wrote accepted[r] drafts of the proposal and one more token.
 
@@ -236,11 +259,11 @@ class CommittedStates(Seq[Tensor]):
 
     Attributes:
         states: [B, 1 + N, ...], those of the whole step.
-        paths: each row's accepted drafts, ascending.
+        columns: the columns of each row's newest token and accepted drafts, ascending.
     """
 
-    def __init__(self, states: Tensor | RaggedRows, paths: list[list[int]]) -> None:
-        self._states, self.paths = states, paths
+    def __init__(self, states: Tensor | RaggedRows, columns: Seq[Seq[int]]) -> None:
+        self._states, self.columns = states, columns
 
     @property
     def states(self) -> Tensor:
@@ -255,14 +278,12 @@ class CommittedStates(Seq[Tensor]):
             flat, firsts = states.rows, states.firsts[:-1]
         else:
             flat, firsts = states.flatten(0, 1), [row * states.shape[1] for row in range(len(states))]
-        # Column 0 is the newest token; draft i is in column i + 1.
-        columns = [(0, *(i + 1 for i in path)) for path in self.paths]
-        places = [first + column for first, row in zip(firsts, columns, strict=True) for column in row]
-        by_row: Seq[Tensor] = pick(flat, places).split([len(row) for row in columns])
+        places = [first + column for first, row in zip(firsts, self.columns, strict=True) for column in row]
+        by_row: Seq[Tensor] = pick(flat, places).split([len(row) for row in self.columns])
         return by_row
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.columns)
 
     def __getitem__(self, row: Any) -> Any:
         return self.by_row[row]

@@ -4,6 +4,9 @@
 round sends one packed tensor of numbers to the device and reads nothing. A `ChainModel` computes the logits inside
 the graph: a draft head (head/captured.py) or a draft model (model_graph.py). Rows that draft nothing are fed too,
 which costs no more.
+
+Graphs that `advance` can draft a round before the outcomes of the last one are on the host (`ChainGraphs.repeat`):
+they read these outcomes, and their own drafts, in a buffer on the device, and make the round's numbers from them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import LEVELS, GraphRunner, captured_level
-from ..model.static_step import RoundInputs
+from ..model.static_step import Padded, RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
@@ -129,6 +132,10 @@ class ChainModel(Protocol):
         """What its graphs depend on. Models with equal keys share graphs."""
         ...
 
+    def most_kept(self, levels: int) -> int:
+        """Return how many drafts of a round of `levels` levels stay in the cache if all are accepted."""
+        ...
+
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that its graphs have to keep alive."""
@@ -150,6 +157,7 @@ class ChainGraphs:
         role: their noise.
         reports: whether greedy chains come with their probabilities. Greedy trees always do.
         trees: chooses the drafts of trees. None: chains.
+        advances: whether `repeat` may be called.
     """
 
     def __init__(
@@ -161,11 +169,19 @@ class ChainGraphs:
         role: Role,
         reports: bool,
         trees: TreePlanner | None = None,
+        advances: bool = False,
     ) -> None:
         self.runner, self.model, self.size = runner, model, size
         self.params, self.role, self.reports = params, role, reports and params.greedy
         self.trees = trees
         self._sees: dict[TreeShape, Tensor] = {}
+        # Each row's last outcome (accepted drafts, next token), then its drafts.
+        self._last_round = (
+            runner.buffer("last round", runner.cache.max_batch, 2 + LEVELS[-1], dtype=torch.long)
+            if advances
+            else None
+        )
+        self._replay, self._limit = lambda: None, 0
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
         """Return whether a graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
@@ -212,6 +228,9 @@ class ChainGraphs:
             The drafts, valid until the next call; None if this graph can't be captured.
         """
         runner, batch, counts = self.runner, len(starts), list(map(len, unread))
+        last_round, most_kept = None, self.model.most_kept(levels)
+        if 0 < levels <= LEVELS[-1]:
+            last_round = self._last_round
         width, ends = self._width(max(counts)), [a + b for a, b in zip(starts, counts, strict=True)]
         if self.trees is None and levels <= LEVELS[-1] and runner.cache.room(ends) >= captured_level(levels):
             levels = captured_level(levels)
@@ -223,8 +242,10 @@ class ChainGraphs:
                 ids=keys.host_ids,
                 positions=keys.host_positions,
                 seeds=[keys.seed] * batch,
-                tokens=_padded(unread, width),
-                state_slots=None if state_slots is None else _padded(state_slots, width),
+                tokens=Padded(unread, width),
+                state_slots=None if state_slots is None else Padded(state_slots, width),
+                turns=None if last_round is None else [1] * batch,
+                most_kept=None if last_round is None else [most_kept] * batch,
             )
         )
         tree, sees = self._tree(levels), None
@@ -242,20 +263,33 @@ class ChainGraphs:
             return None
         graph = _Graph(
             self.model, self.params, self.role, self.reports, self.size, levels, extent, runner.vocab, tree,
+            last_round is not None,
         )  # fmt: skip
-        output: tuple[Tensor, Tensor | None] | None = runner.call(
+        step = runner.call(
             ("chain", self.model.key, width, *graph[1:]),
             inputs,
             rows,
-            graph.make_function(runner, probs, self.trees, sees),
+            graph.make_function(runner, probs, self.trees, sees, last_round),
             keep_alive=lambda: [*self.model.tensors, *([] if sees is None else [sees])],
             shared=("probs",) if drawn else (),
         )
-        if output is None:
+        if step is None:
             return None
-        tokens, chances = output
+        self._replay, self._limit = step.replay, extent - max(width, fed)
+        tokens, chances = step.output
         probs, chances = (None if each is None else each[:batch] for each in (probs, chances))
         return GraphChains(tokens[:batch], probs, chances, tree)
+
+    def repeats(self, lengths: list[int], written: int) -> bool:
+        """Return whether `repeat` can draft after texts of these lengths and at most `written` more tokens."""
+        columns = self.runner.cache.max_len
+        return columns - self.runner.cache.room(lengths) + written <= self._limit
+
+    def repeat(self, packed: Tensor) -> None:
+        """Draft again as in the last call of `replay`, after a round of the outcomes `packed` (Judged)."""
+        assert self._last_round is not None
+        self._last_round[: len(packed), :2].copy_(packed[:, :2])
+        self._replay()
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the graphs of `levels` levels, for all numbers of unread tokens."""
@@ -265,8 +299,28 @@ class ChainGraphs:
             self.replay(levels, zeros, unread, zeros, keys, unread if self.model.reads_states else None)
 
 
-def _padded(rows: list[list[int]], width: int) -> list[list[int]]:
-    return [[*row, *[0] * (width - len(row))] for row in rows]
+def _advance(inputs: RoundInputs, accepted: Tensor, newest: Tensor, drafts: Tensor) -> None:
+    """Make a round's numbers from those of the round before, in rows whose numbers the host didn't write.
+
+    Args:
+        accepted, newest: int64 [R, 1], the accepted drafts of the round before, and the token after them.
+        drafts: int64 [R, L], the drafts of that round, then anything.
+    """
+    later, width = (inputs.turns > 1)[:, None], inputs.tokens.shape[1]
+    kept = torch.minimum(accepted, inputs.most_kept[:, None])
+    # Surplus rows have 0 and stay as they are.
+    inputs.turns.copy_((2 * inputs.turns).clamp(max=2))
+    inputs.lengths.add_(((inputs.counts[:, None] + kept) * later)[:, 0])
+    inputs.positions.add_(((accepted + 1) * later)[:, 0])
+    # While a graph is made, the buffer may have a round of more drafts.
+    counts = (accepted + 1 - kept).clamp(max=width)
+    inputs.counts.copy_(counts.where(later, inputs.counts[:, None])[:, 0])
+    # The round wrote its accepted drafts and one more token, of which the model has not read those after `kept`.
+    at = kept + torch.arange(width, device=kept.device)
+    written = drafts.gather(1, at.clamp(max=drafts.shape[1] - 1)).where(at < accepted, newest)
+    inputs.tokens.copy_(written.masked_fill(at > accepted, 0).where(later, inputs.tokens))
+    if inputs.state_slots is not None:
+        inputs.state_slots.copy_(at.where(later, inputs.state_slots))
 
 
 class _Graph(NamedTuple):
@@ -281,9 +335,15 @@ class _Graph(NamedTuple):
     extent: int
     vocab: int
     tree: TreeShape | None
+    advances: bool
 
     def make_function(
-        self, runner: GraphRunner, probs: Tensor | None, trees: TreePlanner | None, sees: Tensor | None
+        self,
+        runner: GraphRunner,
+        probs: Tensor | None,
+        trees: TreePlanner | None,
+        sees: Tensor | None,
+        last_round: Tensor | None,
     ) -> Callable[[RoundInputs], tuple[Tensor, Tensor | None]]:
         """Return a function of a round's inputs that returns drafts and chances, and writes to `probs`."""
         # Keep only what outlives the runner.
@@ -296,13 +356,19 @@ class _Graph(NamedTuple):
                 output.logits = output.logits[..., : self.vocab]
                 return output
 
+            last = None if last_round is None else last_round[: len(inputs.lengths)]
+            if last is not None:
+                _advance(inputs, last[:, :1], last[:, 1:2], last[:, 2:])
             starts, slots = inputs.lengths, inputs.state_slots
             unread = ChainInput(
                 inputs.tokens.contiguous(), starts, inputs.counts, starts + inputs.counts, inputs.prompts,
                 None if slots is None else slots.contiguous(), forward, self.tree, sees,
             )  # fmt: skip
             if self.tree is None or trees is None:
-                return self._draw(unread, inputs.keys, probs)
+                drafts, chances = self._draw(unread, inputs.keys, probs)
+                if last is not None:
+                    last[:, 2 : 2 + self.levels].copy_(drafts)
+                return drafts, chances
             levels = self.model.logits(unread)
             drafts, chances = grow(trees, self.tree, levels, self.model.vocabulary, inputs.keys, probs)
             return drafts, chances if self.params.greedy else None

@@ -21,6 +21,9 @@ class CapturedModelDrafter(ModelDrafter):
     """A ModelDrafter over a runner that captures. Rounds that one graph can't hold are drafted level by level."""
 
     runner: GraphRunner
+    can_advance = True
+    # The last proposal that a graph made.
+    _newest: Proposal | None = None
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         runner, params, self._in_graph = self.runner, self.params, False
@@ -28,7 +31,8 @@ class CapturedModelDrafter(ModelDrafter):
         shapes = params.shapes and self.trees is None
         self._text = runner.device_text() if shapes and params.reads_text else None
         model = _Model(params, shapes, None if self._text is None else self._text.tokens, runner.device)
-        self._graphs = ChainGraphs(runner, model, runner.vocab, params, self.role, self.report_probs, self.trees)
+        options = runner.vocab, params, self.role, self.report_probs, self.trees, self.advances
+        self._graphs = ChainGraphs(runner, model, *options)
         return super().start(rows)
 
     def prepare(self, rows: int) -> None:
@@ -46,7 +50,8 @@ class CapturedModelDrafter(ModelDrafter):
         if drafted is None:
             return super()._draft(rows, max_drafts, keys)
         self.calls += max(max_drafts)
-        return drafted.proposal(max_drafts)
+        self._newest = drafted.proposal(max_drafts)
+        return self._newest
 
     def _replay(self, rows: list[Sequence], max_drafts: list[int], keys: RowKeys) -> GraphChains | None:
         """Draft as many levels in each row as in the deepest one; None if no graph can hold them."""
@@ -65,6 +70,22 @@ class CapturedModelDrafter(ModelDrafter):
                     # A row without drafts wrote padding after its start.
                     text.num_valid[r] = start + len(tokens)
         return drafted
+
+    def repeats(self, rows: list[Sequence], proposal: Proposal) -> bool:
+        longest = max(len(row.tokens) for row in rows) + 2 * proposal.width + 1
+        if proposal is not self._newest or longest > self.runner.model.context:
+            return False
+        return self._graphs.repeats([len(row.tokens) for row in rows], proposal.width + 1)
+
+    def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
+        self._graphs.repeat(packed)
+        self.calls += proposal.width
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
+
+    def on_repeated(self, rows: list[Sequence]) -> None:
+        for r, row in enumerate(rows):
+            self.runner.commit(r, len(row.tokens))
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         super().on_verified(rows, proposal, accepted)
@@ -99,6 +120,10 @@ class _Model:
     @property
     def tensors(self) -> list[Tensor]:
         return list(self._constants.values())
+
+    def most_kept(self, levels: int) -> int:
+        # The last draft is never fed.
+        return levels - 1
 
     def logits(self, unread: ChainInput) -> Levels:
         text, ends, depth = None if self.text is None else self.text[: len(unread.starts)], unread.ends, 0

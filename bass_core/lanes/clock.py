@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -22,13 +23,25 @@ from ..sequence import Round, Sequence
 
 
 class LaneClock:
-    """Milliseconds that the device spent inside `running()`: by CUDA events on a GPU, else a monotonic clock."""
+    """Milliseconds that the device spent inside `running()`: by CUDA events on a GPU, else a monotonic clock.
+
+    A step may give the next round to the device before it reads its own (BatchDecoder). `next_begins` then tells
+    where that work begins. It counts in the next step, one step late. So the time that the host takes for a round
+    is hidden if the device is still busy meanwhile, and it counts if the device has to wait for it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.queued = device, is_accelerator(device)
         self.ms = 0.0
+        # Begin and end of the work that no step has counted.
+        self._late: tuple[Any, Any] | None = None
+        self._next_begins: Any = None
         if self.queued:
             watch_compiler()
+
+    def next_begins(self, event: Any) -> None:
+        """Note, in `running`, the event at which the next round's work begins, or None if there is none."""
+        self._next_begins = event
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -52,8 +65,21 @@ class LaneClock:
                 yield
             finally:
                 end.record()
-                end.synchronize()
-                self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
+                self._count(begin, end, setup_ms() - setup)
+
+    def _count(self, begin: Any, end: Any, setup: float) -> None:
+        """Count the work of one step, which lies between two events, and what is left of the step before."""
+        late, cut, self._next_begins = self._late, self._next_begins, None
+        # The step itself has waited for its own round, so waits are short unless nothing follows.
+        if cut is None:
+            spans, self._late = [(begin, end)], None
+        elif late is None:
+            spans, self._late = [(begin, cut)], (cut, end)
+        else:
+            spans, self._late = [], (begin, end)
+        for first, last in [*([] if late is None else [late]), *spans]:
+            last.synchronize()
+            self.ms += max(0.0, first.elapsed_time(last) - (setup if last is end or last is cut else 0.0))
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
         """Do nothing: the step's time was measured while it ran."""
@@ -72,6 +98,9 @@ class PredictedClock:
     def running(self) -> Iterator[None]:
         """Measure nothing: the time that a step takes here doesn't matter."""
         yield
+
+    def next_begins(self, event: Any) -> None:
+        """Do nothing."""
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
         """Add the predicted time of a step whose tokens are already written, and note it in the round."""

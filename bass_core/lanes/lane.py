@@ -124,6 +124,7 @@ class Lane:
         before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
+            self.clock.next_begins(getattr(self._decoder, "next_begins", None))
         self.clock.count(round_, self.sequences)
         if round_.explain is not None:
             # Fill in the details now: the clock is stopped, and the round's logits still exist.

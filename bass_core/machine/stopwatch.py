@@ -28,6 +28,11 @@ class Stopwatch:
         """End the current lap after the work given to the device so far."""
         self._marks.append((self._event() if self.queued else 1000 * time.perf_counter(), setup_ms()))
 
+    @property
+    def last(self) -> Any:
+        """The event of the last mark; on a CPU its time."""
+        return self._marks[-1][0]
+
     def laps(self) -> list[float]:
         """Return the milliseconds between successive marks, and forget the marks.
 

@@ -1,6 +1,6 @@
 """Move data between host and device with as few waits as possible.
 
-`to_device` never synchronizes: it copies from pinned memory, in stream order. `to_host` is the only place in a
+`to_device` never synchronizes: it copies from pinned memory, in stream order. `HostCopy` is the only place in a
 round that waits for the device.
 """
 
@@ -26,17 +26,32 @@ def to_device(values: list[Any] | Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def refill(static: Tensor, values: list[Any]) -> None:
-    """Overwrite a tensor on the device with (nested) numbers of its shape, in one copy that nothing waits for."""
-    host = torch.tensor(values, dtype=static.dtype)
-    static.copy_(host.pin_memory() if static.is_cuda else host, non_blocking=True)
+def pinned_zeros(*shape: int, device: torch.device) -> Tensor:
+    """Return int64 zeros on the host, from which a copy to `device` is not waited for."""
+    # torch caches pinned memory, and doesn't hand it out again before copies from it are done.
+    return torch.zeros(*shape, dtype=torch.long, pin_memory=device.type == "cuda")
+
+
+class HostCopy:
+    """A copy of a tensor to the host that is under way."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._done: Any = None
+        if not is_accelerator(tensor.device):
+            self._host = tensor.clone()
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._host.copy_(tensor, non_blocking=True)
+        self._done = runtime(tensor.device).Event()
+        self._done.record(runtime(tensor.device).current_stream(tensor.device))
+
+    def wait(self) -> Tensor:
+        """Return the copy. Work that the device was given after the copy is not waited for."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._host
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """Copy the tensor to the host; waits for the current stream."""
-    if not is_accelerator(tensor.device):
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    host.copy_(tensor, non_blocking=True)
-    runtime(tensor.device).current_stream(tensor.device).synchronize()
-    return host
+    return HostCopy(tensor).wait() if is_accelerator(tensor.device) else tensor

@@ -36,10 +36,12 @@ from .forward import CapturedBatch, ForwardBatch, ForwardOutput, HostTreeMask
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, min_shared_tokens, prefix_size
 from .static_step import (
+    CapturedRound,
     CapturedStep,
     DeviceText,
     GraphDrafts,
     Judged,
+    Padded,
     RoundInputs,
     StepJudge,
     fits_tree,
@@ -180,7 +182,8 @@ class GraphRunner(ModelRunner):
         inputs: RoundInputs,
         return_states: bool,
         text: Tensor | None = None,
-    ) -> tuple[ForwardOutput, Judged] | None:
+        advances: bool = False,
+    ) -> CapturedRound | None:
         batch, (tokens, probs, copies) = len(inputs.counts), drafts
         width = 1 + max(tokens.shape[1], *map(len, copies or [[]]))
         if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
@@ -195,8 +198,8 @@ class GraphRunner(ModelRunner):
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         inputs = self.placed(inputs._replace(lengths=self._lengths[:batch]))
         if copies is not None:
-            padded = [[*row, *[0] * (columns - 1 - len(row))] for row in copies]
-            inputs = inputs._replace(num_copied=list(map(len, copies)), copied_drafts=padded)
+            copied = Padded(copies, columns - 1)
+            inputs = inputs._replace(num_copied=list(map(len, copies)), copied_drafts=copied)
         probs_buffer = None
         if probs is not None:
             places = columns - 1 if judge.columns is None else probs.shape[1]
@@ -219,25 +222,40 @@ class GraphRunner(ModelRunner):
                 output = model.forward_captured(step, cache, backend)
                 output.logits = output.logits[..., :vocab]
                 texts = None if text is None else text[:rows]
-                return output, judge.run(output.logits, fed, static, probs_buffer, texts, constants)
+                judged = judge.run(output.logits, fed, static, probs_buffer, texts, constants)
+                if advances:
+                    judge.advance(static, judged.packed)
+                return output, judged
 
             return verify_round, {"tokens": fed} | constants
 
-        key = ("judged", *shape, self._kind(), return_states, extent, judge, probs is not None, copies is not None)
+        with_drafts = probs is not None, copies is not None
+        key = ("judged", *shape, self._kind(), return_states, extent, judge, *with_drafts, advances)
         step = self._captured(key, inputs, rows, make, () if probs is None else ("probs",))
         if step is None:
             return None
-        if tokens.shape[1]:
-            target = step.static_inputs["tokens"][:batch, 1 : 1 + tokens.shape[1]]
-            target.copy_(tokens if is_accelerator(tokens.device) else to_device(tokens, target.device))
-        if probs_buffer is not None and probs is not None:
-            probs_buffer[:batch, : probs.shape[1]].copy_(probs)
-        step.replay()
+        fed, replay = step.static_inputs["tokens"], step.replay
+
+        def repeat(drafts: GraphDrafts) -> None:
+            if drafts.tokens.shape[1]:
+                target = fed[:batch, 1 : 1 + drafts.tokens.shape[1]]
+                on_device = is_accelerator(drafts.tokens.device)
+                target.copy_(drafts.tokens if on_device else to_device(drafts.tokens, target.device))
+            if probs_buffer is not None and drafts.probs is not None:
+                probs_buffer[:batch, : drafts.probs.shape[1]].copy_(drafts.probs)
+            replay()
+
+        def repeats(written: int) -> bool:
+            return cache.max_len - cache.room(self._lengths[:batch]) + written + columns <= extent
+
+        repeat(drafts)
         output, judged = step.output
         states = None if output.states is None else output.states[:batch, :width]
         logits = output.logits[:batch, :width]
         changed = logits if judged.logits is None else judged.logits[:batch, :width]
-        return ForwardOutput(logits, states), Judged(judged.packed[:batch], changed)
+        return CapturedRound(
+            ForwardOutput(logits, states), Judged(judged.packed[:batch], changed), repeat, repeats
+        )
 
     def call(
         self,
@@ -247,7 +265,7 @@ class GraphRunner(ModelRunner):
         function: Callable[[RoundInputs], Any],
         keep_alive: Callable[[], Sequence[Tensor]] = tuple,
         shared: Sequence[str] = (),
-    ) -> Any | None:
+    ) -> CapturedStep | None:
         """Replay `function` over this runner's cache, captured on first use; None if that is impossible.
 
         Args:
@@ -259,7 +277,7 @@ class GraphRunner(ModelRunner):
             shared: names of the buffers that it uses and that may be replaced by larger ones (`draft_probs`).
 
         Returns:
-            The function's output, which the next replay overwrites.
+            The captured step, whose output the next replay overwrites.
         """
         key = (*key, rows, self._kind())
         step = self._captured(key, inputs, rows, lambda static: (partial(function, static), {}), shared)
@@ -268,7 +286,7 @@ class GraphRunner(ModelRunner):
         # The graph reads the tensors of its capture, also if a later call brings others.
         step.keep_alive = step.keep_alive or tuple(keep_alive())
         step.replay()
-        return step.output
+        return step
 
     @property
     def captures(self) -> bool:
@@ -333,11 +351,13 @@ class GraphRunner(ModelRunner):
         """Return the captured step of this key with its inputs refilled; None if it can't be captured."""
         if not self.model.capturable or key in self._too_large:
             return None
-        lines = inputs.packed(rows)
+        packed = inputs.packed(rows, self.device)
         step = self.slot.steps.get(key)
         if step is None or not self._is_current(step):
             with setting_up(self.device):
-                numbers = to_device(lines, self.device)
+                # A copy, because the function may change the numbers while it is captured.
+                numbers = torch.empty_like(packed, device=self.device)
+                numbers.copy_(packed, non_blocking=True)
                 function, static_inputs = make(inputs.views(numbers[:, :rows]))
                 captured = self._record_in_pool(key, function)
             if captured is None:
@@ -347,7 +367,7 @@ class GraphRunner(ModelRunner):
             # A step that replaces an outdated one has the old one's place.
             self.slot.steps.move_to_end(key)
             self._evict()
-        step.fill(lines)
+        step.fill(packed)
         self.slot.steps.move_to_end(key)
         return step
 
@@ -374,7 +394,8 @@ class GraphRunner(ModelRunner):
         inputs = self.placed(RoundInputs(lengths=list(batch.lengths)))
         if batch.tree is not None:
             tree = pad_tree(batch.tree, rows, columns)
-            inputs = inputs._replace(sees=tree.sees, depths=tree.depths, before=tree.before)
+            sees, depths = Padded(tree.sees, columns), Padded(tree.depths, columns)
+            inputs = inputs._replace(sees=sees, depths=depths, before=tree.before)
         # No reference to self, because a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
         wanted = batch.return_states, batch.window

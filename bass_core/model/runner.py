@@ -23,7 +23,7 @@ from .base import CausalModel
 from .cache import RaggedCache
 from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
-from .static_step import DeviceText, GraphDrafts, Judged, RoundInputs, StepJudge
+from .static_step import CapturedRound, DeviceText, GraphDrafts, RoundInputs, StepJudge
 
 # Backends that can attend over a shared prefix, and over part of a cache.
 SHARING = ("fused", "mixed", "pad", "split", "sdpa")
@@ -95,7 +95,8 @@ class ModelRunner:
         moves = []
         for row, path in enumerate(paths):
             end = self._lengths[row]
-            if list(path) != list(range(len(path))):
+            # Ascending columns that end before a gap are the first ones.
+            if path[-1] >= len(path):
                 moves.append((row, end, [end + column for column in path]))
             self.commit(row, end + len(path))
         if moves:
@@ -132,7 +133,8 @@ class ModelRunner:
         inputs: RoundInputs,
         return_states: bool,
         text: Tensor | None = None,
-    ) -> tuple[ForwardOutput, Judged] | None:
+        advances: bool = False,
+    ) -> CapturedRound | None:
         """Feed the newest tokens and their drafts, and judge them in the same captured graph.
 
         Args:
@@ -142,10 +144,10 @@ class ModelRunner:
             return_states: as in ForwardBatch.
             text: int64 [max_batch, T], the rows' texts, if the judge reads them (DeviceText). The newest tokens
                 and the drafts are written to it.
+            advances: whether the next round may be judged by the same step without numbers from the host.
 
         Returns:
-            The forward's output and the judge's, both valid until the next forward; None if this runner captures
-            no graphs of this shape.
+            The judged round, or None if this runner captures no graphs of this shape.
         """
         return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,17 +18,24 @@ from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS, TreeMask
 
-from ..machine.transfer import refill, to_device
+from ..machine.transfer import pinned_zeros, to_device
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .forward import ForwardOutput, HostTreeMask
 
 
+class Padded(NamedTuple):
+    """One list of numbers per row, padded with zeros to `width` numbers."""
+
+    rows: Seq[Seq[int]]
+    width: int
+
+
 class RoundInputs(NamedTuple):
     """A round's numbers by name.
 
-    On the host, a field has one number per row, or one list per row, all of one length. In a captured step it is
-    int64 [R] or [R, W], a view of the step's buffer. A field that the step does not read is None.
+    On the host, a field has one number per row, or is Padded. In a captured step it is int64 [R] or [R, W], a view
+    of the step's buffer. A field that the step does not read is None.
 
     Attributes:
         lengths: how many tokens of the row are cached.
@@ -38,8 +46,11 @@ class RoundInputs(NamedTuple):
         tokens: its newest token, or its unread tokens.
         state_slots: the column of the state that each unread token reads.
         num_copied: number of its copied drafts; 0 if the model drafted for it.
-        copied_drafts: the copied drafts, padded with zeros.
+        copied_drafts: the copied drafts.
         sees, depths, before: its tree, as in HostTreeMask.
+        turns: for steps that make the numbers of later rounds themselves (draft/chain_graph.py): 1 if the host
+            wrote them, 2 in later rounds.
+        most_kept: for these steps, how many of its drafts stay in the cache if all are accepted.
     """
 
     lengths: Any = None
@@ -57,6 +68,8 @@ class RoundInputs(NamedTuple):
     sees: Any = None
     depths: Any = None
     before: Any = None
+    turns: Any = None
+    most_kept: Any = None
 
     @property
     def prefix(self) -> tuple[Tensor, Tensor] | None:
@@ -75,11 +88,20 @@ class RoundInputs(NamedTuple):
             return None
         return TreeMask(self.sees.contiguous(), self.depths.contiguous(), self.before)
 
-    def packed(self, rows: int) -> list[list[int]]:
-        """Return the buffer's lines: one entry per row, padded with zeros to an even number of at least `rows`."""
+    def packed(self, rows: int, device: torch.device) -> Tensor:
+        """Return the buffer for `device` on the host: int64 [n, at least `rows`], one line per number of a row."""
         # An even number of columns, because Triton compiles other code for rows at odd multiples of 8 bytes.
-        columns = rows + rows % 2
-        return [[*line, *[0] * (columns - len(line))] for part in self for line in _lines(part)]
+        host, at = pinned_zeros(sum(map(_lines, self)), rows + rows % 2, device=device), 0
+        array = host.numpy()
+        for part in self:
+            if isinstance(part, Padded):
+                columns = list(zip_longest(*part.rows, fillvalue=0))
+                if columns:
+                    array[at : at + len(columns), : len(part.rows)] = columns
+            elif part is not None:
+                array[at, : len(part)] = part
+            at += _lines(part)
+        return host
 
     def views(self, buffer: Tensor) -> RoundInputs:
         """Return the fields as views of a buffer [n, R] with the lines of `packed`."""
@@ -87,16 +109,16 @@ class RoundInputs(NamedTuple):
         def view(field: Any, lines: Tensor) -> Tensor | None:
             if field is None:
                 return None
-            return lines.t() if isinstance(field[0], list) else lines[0]
+            return lines.t() if isinstance(field, Padded) else lines[0]
 
-        return RoundInputs(*map(view, self, buffer.split([len(_lines(part)) for part in self])))
+        return RoundInputs(*map(view, self, buffer.split([*map(_lines, self)])))
 
 
-def _lines(part: Any) -> Seq[Seq[int]]:
-    """Return a field as lines with one entry per row."""
+def _lines(part: Any) -> int:
+    """Return the number of a field's lines."""
     if part is None:
-        return []
-    return list(zip(*part, strict=True)) if isinstance(part[0], list) else [part]
+        return 0
+    return part.width if isinstance(part, Padded) else 1
 
 
 class GraphDrafts(NamedTuple):
@@ -124,6 +146,22 @@ class Judged(NamedTuple):
 
     packed: Tensor
     logits: Tensor | None
+
+
+class CapturedRound(NamedTuple):
+    """A round that a captured step has judged. Its tensors are valid until the next forward.
+
+    Attributes:
+        output: the forward's output.
+        judged: the judge's.
+        repeat: judge the next round with these drafts, if the step `advances`. Its results replace these.
+        repeats: whether that is possible if no row has lengthened by more than this many tokens.
+    """
+
+    output: ForwardOutput
+    judged: Judged
+    repeat: Callable[[GraphDrafts], None]
+    repeats: Callable[[int], bool]
 
 
 class DeviceText:
@@ -175,6 +213,8 @@ class StepJudge(Protocol):
         constants: dict[str, Tensor],
     ) -> Judged: ...
 
+    def advance(self, inputs: RoundInputs, packed: Tensor) -> None: ...
+
     def __hash__(self) -> int: ...
 
 
@@ -206,9 +246,9 @@ class CapturedStep:
         inputs = sum(tensor.nbytes for tensor in self.static_inputs.values())
         return inputs + max(self.taken, sum(tensor.nbytes for tensor in tensors(self.output)))
 
-    def fill(self, lines: list[list[int]]) -> None:
-        """Overwrite the numbers with `RoundInputs.packed`."""
-        refill(self.numbers, lines)
+    def fill(self, packed: Tensor) -> None:
+        """Overwrite the numbers with `RoundInputs.packed`, in one copy that nothing waits for."""
+        self.numbers.copy_(packed, non_blocking=True)
 
 
 def fits_tree(tree: HostTreeMask | None, columns: int) -> bool:

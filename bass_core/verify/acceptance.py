@@ -11,9 +11,12 @@ or had no probability. Unsound logits at positions that the row did not use don'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +75,93 @@ class RowOutcome(NamedTuple):
 
 
 @dataclass
+class Outcomes(Seq[RowOutcome]):
+    """The results of a verification on the host, by column. A row's RowOutcome is made when it is read.
+
+    Attributes:
+        accepted, next_tokens, next_p: one entry per row, as in RowOutcome.
+        drafts, p, q, u, chance: per row, one entry per draft of the round, padding included, as in DraftTest.
+        next_drafted, paths, ends: one entry per row, as in RowOutcome; None for the default in all rows.
+    """
+
+    accepted: list[int]
+    next_tokens: list[int]
+    next_p: list[float]
+    drafts: list[list[int]]
+    p: list[list[float]]
+    q: list[list[float]]
+    u: list[list[float]]
+    chance: list[list[float]]
+    next_drafted: list[bool] | None = None
+    paths: list[list[int]] | None = None
+    ends: list[bool] | None = None
+
+    @classmethod
+    def of(cls, rows: Seq[RowOutcome]) -> Outcomes:
+        """Return the outcomes of these rows."""
+        columns: Any = ([[test[i] for test in row.tests] for row in rows] for i in range(5))
+        p, q, u, drafts, chance = columns
+        return cls(
+            [row.accepted for row in rows],
+            [row.next_token for row in rows],
+            [row.next_p for row in rows],
+            *(drafts, p, q, u, chance),
+            [row.next_drafted for row in rows],
+            None if any(row.path is None for row in rows) else [row.accepted_drafts for row in rows],
+            [row.ends for row in rows],
+        )
+
+    @classmethod
+    def plain(cls, tokens: list[int], next_p: list[float]) -> Outcomes:
+        """Return the outcomes of a round without drafts."""
+        none: list[list[Any]] = [[] for _ in tokens]
+        return cls([0] * len(tokens), tokens, next_p, none, none, none, none, none)
+
+    @property
+    def final_tokens(self) -> list[int]:
+        """Each row's next token, or 0 for a row that does not write it."""
+        if self.ends is None:
+            return self.next_tokens
+        return [token if ends else 0 for token, ends in zip(self.next_tokens, self.ends, strict=True)]
+
+    @property
+    def fed_columns(self) -> list[Seq[int]]:
+        """The columns of each row's newest token (0) and accepted drafts (i + 1 for draft i)."""
+        if self.paths is None:
+            return [range(count + 1) for count in self.accepted]
+        return [[0, *(draft + 1 for draft in path)] for path in self.paths]
+
+    def of_rows(self, rows: Seq[int]) -> Outcomes:
+        """Return the outcomes of these rows, in this order."""
+        columns: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        return Outcomes(**{name: part and [part[r] for r in rows] for name, part in columns.items()})
+
+    def path(self, row: int) -> Seq[int]:
+        """Return the indices of the accepted drafts among a row's drafts."""
+        return range(self.accepted[row]) if self.paths is None else self.paths[row]
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._rows[row]
+
+    @cached_property
+    def _rows(self) -> list[RowOutcome]:
+        columns = zip(self.p, self.q, self.u, self.drafts, self.chance, strict=True)
+        rows = zip(self.accepted, self.next_tokens, self.next_p, columns, strict=True)
+        return [
+            RowOutcome(
+                accepted, token, chance, list(map(DraftTest, *tests)),
+                self.next_drafted is not None and self.next_drafted[r],
+                None if self.paths is None else self.paths[r],
+                self.ends is None or self.ends[r],
+            )
+            for r, (accepted, token, chance, tests) in enumerate(rows)
+        ]  # fmt: skip
+
+
+@dataclass
 class Outcome:
     """The result of a verification, on the device.
 
@@ -97,15 +187,16 @@ class Outcome:
     chance: Tensor | None = None
     judged: Tensor | None = None
 
-    def host(self) -> list[RowOutcome]:
-        """Return the outcome of each row, in one copy to the host."""
+    def host(self) -> Outcomes:
+        """Return the outcomes of the rows, in one copy to the host."""
         if is_accelerator(self.p.device):
             return unpack(self.packed())
-        rows, width = self.p.shape
-        judged = [width] * rows if self.judged is None else self.judged.tolist()
-        chances = [None] * rows if self.chance is None else self.chance.tolist()
-        numbers = (self.accepted, self.next_token, self.next_p, self.p, self.q, self.u, self.drafts)
-        return list(map(_row_outcome, judged, chances, *[number.tolist() for number in numbers]))
+        return _outcomes(
+            *(self.accepted.tolist(), self.next_token.tolist(), self.next_p.tolist()),
+            None if self.judged is None else self.judged.tolist(),
+            *(self.p.tolist(), self.q.tolist(), self.u.tolist(), self.drafts.tolist()),
+            None if self.chance is None else self.chance.tolist(),
+        )
 
     def packed(self) -> Tensor:
         """Return all numbers as one tensor, float32 [B, 4 + 5 l], for `unpack`."""
@@ -120,40 +211,44 @@ class Outcome:
 _ALONE = -1.0
 
 
-def unpack(packed: Tensor) -> list[RowOutcome]:
-    """Copy the outcomes of all rows to the host: `packed` as from Outcome.packed."""
-    width, outcomes = (packed.shape[1] - 4) // 5, []
-    for accepted, next_token, next_p, num_judged, *numbers in to_host(packed).tolist():
-        if not width:
-            outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, []))
-            continue
-        p, q, u, drafts, chances = [numbers[i : i + width] for i in range(0, 5 * width, width)]
-        own_chances = None if chances[0] == _ALONE else chances
-        drafts = list(map(int, drafts))
-        outcomes.append(
-            _row_outcome(int(num_judged), own_chances, int(accepted), int(next_token), next_p, p, q, u, drafts)
-        )
-    return outcomes
+def unpack(packed: Tensor, width: int | None = None) -> Outcomes:
+    """Copy the outcomes of all rows to the host.
+
+    Args:
+        packed: as from Outcome.packed.
+        width: how many drafts per row to return; None for all.
+    """
+    numbers = to_host(packed).double().numpy()
+    accepted, next_tokens = numbers[:, :2].T.astype(np.int64).tolist()
+    if numbers.shape[1] == 4:
+        return Outcomes.plain(next_tokens, numbers[:, 2].tolist())
+    p, q, u, drafts, chance = numbers[:, 4:].reshape(len(numbers), 5, -1)[..., :width].transpose(1, 0, 2)
+    return _outcomes(
+        *(accepted, next_tokens, numbers[:, 2].tolist(), numbers[:, 3].tolist()),
+        *(p.tolist(), q.tolist(), u.tolist(), drafts.astype(np.int64).tolist()),
+        None if chance[0, 0] == _ALONE else chance.tolist(),
+    )
 
 
-def _row_outcome(
-    judged: int,
-    chances: list[float] | None,
-    accepted: int,
-    next_token: int,
-    next_p: float,
-    p: list[float],
-    q: list[float],
-    u: list[float],
-    drafts: list[int],
-) -> RowOutcome:
-    """Return a row's outcome from its numbers in an Outcome; drafts from `judged` on could not be judged."""
-    if chances is None:
-        chances = list(map(single_draft_chance, p, q, u))
-    tests = list(map(DraftTest, p[:judged], q, u, drafts, chances))
-    for number, token in zip(u[judged:], drafts[judged:], strict=True):
-        tests.append(DraftTest(math.nan, math.nan, number, token, 0.0))
-    return RowOutcome(accepted, next_token, next_p, tests)
+def _outcomes(
+    accepted: list[int],
+    next_tokens: list[int],
+    next_p: list[float],
+    judged: list[float] | None,
+    p: list[list[float]],
+    q: list[list[float]],
+    u: list[list[float]],
+    drafts: list[list[int]],
+    chance: list[list[float]] | None,
+) -> Outcomes:
+    """Return the outcomes with the numbers of an Outcome; drafts from `judged` on could not be judged."""
+    if chance is None:
+        chance = [list(map(single_draft_chance, *row)) for row in zip(p, q, u, strict=True)]
+    if judged is not None and min(judged) < len(drafts[0]):
+        for count, row_p, row_q, row_chance in zip(map(int, judged), p, q, chance, strict=True):
+            unknown = [math.nan] * (len(row_p) - count)
+            row_p[count:], row_q[count:], row_chance[count:] = unknown, unknown, [0.0] * len(unknown)
+    return Outcomes(accepted, next_tokens, next_p, drafts, p, q, u, chance)
 
 
 def single_draft_chance(p: float, q: float, u: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
@@ -71,7 +72,7 @@ class _RoundEnd:
 @torch.inference_mode()
 def explain(
     records: list[RowRound],
-    outcomes: list[RowOutcome],
+    outcomes: Seq[RowOutcome],
     logits: Tensor,
     drafts: Drafts,
     params: SamplingParams,
@@ -216,13 +217,13 @@ class Drafts:
         return None if place < 0 or self.probs is None else self.probs[place]
 
 
-def recorded_drafts(path: list[int], count: int, parents: list[int] | None, taken: int) -> list[int]:
+def recorded_drafts(path: Seq[int], count: int, parents: list[int] | None, taken: int) -> Seq[int]:
     """Return which of a row's `count` drafts are recorded, if `taken` tokens were appended.
 
     If the text ended within the accepted drafts, the drafts after its end count as never tested.
     """
     if taken > len(path):
-        return list(range(count))
+        return range(count)
     if parents is None:
-        return list(range(taken))
+        return range(taken)
     return [draft for draft, deep in enumerate(depths_of(parents)) if deep <= taken]

@@ -21,7 +21,7 @@ from ..sample.noise import NoiseKeys, RowKeys
 from ..sample.params import SamplingParams
 from ..sample.shaping import Shaper
 from ..sequence import Sequence
-from .acceptance import RowOutcome, unpack
+from .acceptance import Outcomes, unpack
 from .rejection import plain, plain_packed, verify
 from .rules import Verification
 
@@ -107,15 +107,22 @@ class Judge:
         outcome = verify(logits, drafts, probs, inputs.counts, keys, self.sampling, **self._rule)
         return Judged(outcome.packed(), changed)
 
-    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
-        """Return the outcomes of a captured round; waits for the device."""
-        rows, width = unpack(packed), proposal.width
-        # The graph may be wider than the round: five numbers per draft, and four per row.
-        if width * 5 + 4 < packed.shape[1]:
-            rows = [row._replace(tests=row.tests[:width]) for row in rows]
-        return self._adjusted(rows, width)
+    def advance(self, inputs: RoundInputs, packed: Tensor) -> None:
+        """Make the numbers of a judged round those of the next one, in which each row drafts as many tokens."""
+        written = packed[:, 0].long() + 1
+        inputs.lengths.add_(written)
+        inputs.positions.add_(written)
+        # A token that was chosen from unsound numbers has no embedding. Its round is refused when it is read.
+        inputs.tokens.copy_(packed[:, 1].clamp(min=0))
 
-    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+    def outcomes(self, packed: Tensor, proposal: Any) -> Outcomes:
+        """Return the outcomes of a captured round, which may be wider than its drafts.
+
+        `packed` as in Judged; if it is on the device, this waits for it.
+        """
+        return self._adjusted(unpack(packed, proposal.width), proposal.width)
+
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> Outcomes:
         """Judge the drafts int64 [B, l] of a proposal after their forward; waits for the device."""
         if not proposal.width:
             return plain(output.logits[:, 0], keys, self.sampling)
@@ -127,6 +134,6 @@ class Judge:
     def _rule(self) -> dict[str, Any]:
         return {"verification": self.verification, "synthetic": self.synthetic}
 
-    def _adjusted(self, outcomes: list[RowOutcome], width: int) -> list[RowOutcome]:
+    def _adjusted(self, outcomes: Outcomes, width: int) -> Outcomes:
         adjust = self.verification.adjust
-        return outcomes if adjust is None or not width else adjust(outcomes)
+        return outcomes if adjust is None or not width else Outcomes.of(adjust(list(outcomes)))

@@ -39,7 +39,7 @@ from ..sample.rows import padded as rows_padded
 from .acceptance import (
     UNSOUND,
     Outcome,
-    RowOutcome,
+    Outcomes,
     accepted_prefix,
     judged_drafts,
     mark_unlikely,
@@ -58,7 +58,7 @@ def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Ten
     return _draw_targets_own(logits, keys, params)[0]
 
 
-def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Outcomes:
     """Draw the target's own tokens for logits [B, V] in a round without drafts; copies to the host once."""
     return unpack(plain_packed(logits, keys, params))
 

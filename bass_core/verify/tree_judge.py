@@ -20,7 +20,7 @@ from ..model.forward import ForwardOutput
 from ..model.static_step import Judged, RoundInputs
 from ..sample.distribution import dense
 from ..sample.noise import NoiseKeys
-from .acceptance import RowOutcome
+from .acceptance import Outcomes
 from .judge import Judge
 from .rejection import plain
 from .tree import choices_of, followed, verify_tree
@@ -118,16 +118,16 @@ class TreeJudge(Judge):
         at = (depths.expand(fed.shape), parents.expand(fed.shape))
         return Judged(choices_of(logits, fed, *at, q, keys, self.sampling), None)
 
-    def outcomes(self, packed: Tensor, proposal: Any) -> list[RowOutcome]:
+    def outcomes(self, packed: Tensor, proposal: Any) -> Outcomes:
         tree = JudgedTree.of(proposal.tokens, proposal.parents, None, None)
         if self.follows_choices:
-            return followed(packed, tree, self.sampling)
+            return Outcomes.of(followed(packed, tree, self.sampling))
         from .tree_triton import outcomes_of  # imports triton
 
-        return outcomes_of(packed, tree)
+        return Outcomes.of(outcomes_of(packed, tree))
 
-    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
+    def verify(self, output: ForwardOutput, proposal: Any, drafts: Tensor, keys: NoiseKeys) -> Outcomes:
         if not proposal.width:
             return plain(output.logits[:, 0], keys, self.sampling)
         tree = JudgedTree.of(drafts, proposal.parents, proposal.drawn, dense(proposal.probs))
-        return verify_tree(output.logits, tree, keys, self.sampling, self.verification)
+        return Outcomes.of(verify_tree(output.logits, tree, keys, self.sampling, self.verification))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bass_core import SamplingParams
+from bass_core.decode.verifier import LaunchedRound, Verifier
 from bass_core.draft.chain_graph import ChainGraphs
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
@@ -123,6 +124,15 @@ CHAINS = {
     ),
     "prefix, head": scene(P3, _head((1, 2), 2.0), 2, "block", ((*PREFIX, 2, 1, 2),), 4, shared=(PREFIX,)),
 }  # fmt: skip
+# Scenes in which the second round is launched before the first one is read.
+AHEAD = {
+    "ahead": scene(P3, _model(Q3), 1, "rejection", ((2, 1),), 5, 2),
+    "ahead, 2 drafts, block": scene(P, _model(Q), 2, "block", ((2,),), 7, 2),
+    "ahead, head": scene(P3, _head((1, 2), 2.0), 1, "block", ((2, 1, 2, 1, 2),), 5, 2),
+    "ahead, eagle head": scene(P3, _head((1, 2), None), 1, "rejection", ((2, 1),), 5, 2),
+    "ahead, a row ends": scene(P, _model(Q), 1, "rejection", ((2,), (0,)), 5, 2, eos=frozenset({1})),
+    "ahead, prefix": scene(P, _model(Q), 1, "rejection", ((*PREFIX, 2),), 5, 2, shared=(PREFIX,)),
+}
 TREES = {
     "two rows": scene(P, _model(Q, (2, 1)), 2, "rejection", ((2,), (3,)), 3),
     "deep": scene(P3, _model(Q3, (1, 2)), 2, "rejection", ((1, 0, 1, 3),), 4, 2),
@@ -163,6 +173,20 @@ def check(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CHAINS)
 def test_captured_chains_keep_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(CHAINS[name], monkeypatch)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_rounds_launched_ahead_keep_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that ended take part in one more round, whose random numbers are also enumerated."""
+    launch, launched = Verifier.launch_again, list[LaunchedRound]()
+
+    def noted(self: Verifier, *arguments: Any) -> LaunchedRound:
+        launched.append(launch(self, *arguments))
+        return launched[-1]
+
+    monkeypatch.setattr(Verifier, "launch_again", noted)
+    check(AHEAD[name], monkeypatch)
+    assert launched
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -94,8 +94,8 @@ def lane_of(
     rows = (table.PROMPTS["different"] * batch)[:batch]
     lengths = {} if "tree" in options else {"draft_length": 3}
     request = make_request(
-        models, rows, sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
-        **{"drafter": "model", "max_new_tokens": 60, **lengths, **options},
+        models, rows, sampling=SAMPLING[sampling], seed=3,
+        **{"drafter": "model", "max_new_tokens": 60, "eos_token_id": None, **lengths, **options},
     )  # fmt: skip
     lane = Lane(models, request, method)
     if prepared:
@@ -110,6 +110,7 @@ ROUNDS = [("regular", 1, "head"), *product(["bass"], (1, 5, 32), ("head", "pertu
 def test_a_round_is_two_graphs(
     method: str, batch: int, draft: str, sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A round that is launched before the last one is read takes all its numbers from the device."""
     # No row ends meanwhile.
     lane = lane_of(method, batch, sampling, draft, prepared=True, max_new_tokens=100)
     # Enough steps to capture both widths of unread tokens that three drafts can leave.
@@ -120,7 +121,8 @@ def test_a_round_is_two_graphs(
         for _ in range(3):
             assert lane.step().kind == ("plain" if method == "regular" else "verify")
     assert operators.count <= 3 * (10 if method == "regular" else 30)
-    assert ledger.uploads == {"queued": 3 * (1 if method == "regular" else 2)}
+    ahead = "penalties" not in sampling and sampling != "bias"
+    assert ledger.uploads == ({} if ahead else {"queued": 3 * (1 if method == "regular" else 2)})
     assert ledger.reads.total() == 3 and not sizes and not ledger.races
     lane.end("stopped")
 

@@ -39,7 +39,7 @@ from ...sample.noise import NoiseKeys, RowKeys
 from ...sample.rows import pick, stack
 from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
-from ..batch import BatchDecoder
+from ..batch import BatchDecoder, Launch
 from ..checks import refuse_states
 from ..request import Request
 from ..verifier import VerifiedRound
@@ -81,6 +81,8 @@ class AmusdDecoder(BatchDecoder):
         draft: the draft's thread.
         unsure: whether to leave out drafts after an unsure one.
     """
+
+    looks_ahead = False
 
     def __init__(
         self,
@@ -190,10 +192,8 @@ class AmusdDecoder(BatchDecoder):
         end = time.perf_counter()
         rows, fed, tested = list(self._rows), [n - 1 for n in verdict.fed.counts], verdict.proposal.num_drafted
         # A row whose late draft was accepted gets no token of the target, because there are no logits after it.
-        outcomes = [
-            outcome._replace(ends=outcome.accepted <= count)
-            for outcome, count in zip(verdict.outcomes, fed, strict=True)
-        ]
+        accepted = verdict.outcomes.accepted
+        outcomes = replace(verdict.outcomes, ends=[n <= count for n, count in zip(accepted, fed, strict=True)])
         # Rules that judge draft by draft reach the late draft only if all drafts before it are accepted.
         samples = self.params.synthetic is None and not self.params.sampling.greedy
         together = samples and self.params.verification.together
@@ -213,9 +213,9 @@ class AmusdDecoder(BatchDecoder):
             self.draft.agree(row, record.tokens, not outcome.ends, row_states)
         return records
 
-    def _record(self, lengths: list[int], verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record, without the times of drafting and verifying, which overlap."""
-        round_ = super()._record(lengths, verdict, records)
+        round_ = super()._record(launch, verdict, records)
         round_.draft_ms = round_.verify_ms = None
         return round_
 

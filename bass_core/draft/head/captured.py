@@ -29,13 +29,16 @@ class CapturedHeadDrafter(HeadDrafter):
     """
 
     runner: GraphRunner
+    can_advance = True
+    # The last proposal that a graph made.
+    _newest: Proposal | None = None
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         head, runner = self.head, self.runner
         self.unread = UnreadStates(runner, head.config.hidden, head.body.dtype, len(rows))
         self._text = runner.device_text()
         model = _HeadModel(head, self._text.tokens, self.unread.states)
-        options = self.size, self.params, self.role, self.report_probs, self.trees
+        options = self.size, self.params, self.role, self.report_probs, self.trees, self.advances
         self._graphs = ChainGraphs(runner, model, *options)
         return super().start(rows)
 
@@ -72,7 +75,8 @@ class CapturedHeadDrafter(HeadDrafter):
         drafted = self._replay(rows, levels, keys) if isinstance(keys, RowKeys) else None
         if drafted is not None:
             self.calls += levels
-            return drafted.proposal(max_drafts)
+            self._newest = drafted.proposal(max_drafts)
+            return self._newest
         self._spill(len(rows))
         return super()._draft(rows, max_drafts, keys)
 
@@ -95,6 +99,25 @@ class CapturedHeadDrafter(HeadDrafter):
             self._text.num_valid[:batch] = [len(row.tokens) for row in rows]
             unread.clear()
         return drafted
+
+    def repeats(self, rows: list[Sequence], proposal: Proposal) -> bool:
+        written = proposal.width + 1
+        if proposal is not self._newest or written > MAX_UNREAD:
+            return False
+        return self._graphs.repeats([len(row.tokens) for row in rows], written)
+
+    def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
+        assert states is not None
+        self.unread.states[: len(states), : states.shape[1]].copy_(states)
+        self._graphs.repeat(packed)
+        self.calls += proposal.width
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
+
+    def on_repeated(self, rows: list[Sequence]) -> None:
+        for r, row in enumerate(rows):
+            self.runner.commit(r, len(row.tokens))
+            self._text.num_valid[r] = len(row.tokens)
 
     def _spill(self, rows: int) -> None:
         """Move the unread states from the device's buffer to the host's list."""
@@ -132,6 +155,10 @@ class _HeadModel:
     @property
     def tensors(self) -> list[Tensor]:
         return [*self.head.parameters(), *self.head.buffers()]
+
+    def most_kept(self, levels: int) -> int:
+        # The head reads accepted drafts again, with the target's states.
+        return 0
 
     def logits(self, unread: ChainInput) -> Levels:
         assert unread.state_slots is not None

@@ -207,7 +207,7 @@ class UnreadStates:
 
     def takes(self, states: CommittedStates) -> bool:
         """Return whether there is room for the states of a round's tokens."""
-        counts = (len(slots) + len(path) + 1 for slots, path in zip(self.state_slots, states.paths, strict=False))
+        counts = (len(a) + len(b) for a, b in zip(self.state_slots, states.columns, strict=False))
         return max(counts) <= MAX_UNREAD and self._filled + states.states.shape[1] <= COLUMNS
 
     def append(self, states: CommittedStates) -> None:
@@ -215,8 +215,8 @@ class UnreadStates:
         batch, width = states.states.shape[:2]
         first = self._filled
         self.states[:batch, first : first + width].copy_(states.states)
-        for r, path in enumerate(states.paths):
-            self.state_slots[r] += [first, *(first + 1 + draft for draft in path)]
+        for slots, columns in zip(self.state_slots, states.columns, strict=False):
+            slots += [first + column for column in columns]
         self._filled += width
 
     def fill(self, pieces: list[list[Tensor]]) -> None:
