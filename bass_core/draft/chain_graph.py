@@ -181,7 +181,9 @@ class ChainGraphs:
             if advances
             else None
         )
-        self._replay, self._limit = lambda: None, 0
+        # The last step's replay, and how many columns its rows may have.
+        self._replay: Callable[[], Any] | None = None
+        self._limit = 0
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
         """Return whether a graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
@@ -287,7 +289,7 @@ class ChainGraphs:
 
     def repeat(self, packed: Tensor) -> None:
         """Draft again as in the last call of `replay`, after a round of the outcomes `packed` (Judged)."""
-        assert self._last_round is not None
+        assert self._last_round is not None and self._replay is not None
         self._last_round[: len(packed), :2].copy_(packed[:, :2])
         self._replay()
 
