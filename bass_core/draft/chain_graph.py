@@ -24,7 +24,7 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import LEVELS, GraphRunner, captured_level
-from ..model.static_step import Padded, RoundInputs
+from ..model.static_step import CapturedStep, Padded, RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
@@ -181,8 +181,8 @@ class ChainGraphs:
             if advances
             else None
         )
-        # The last step's replay, and how many columns its rows may have.
-        self._replay: Callable[[], Any] | None = None
+        # The last step, and how many columns its rows may have.
+        self._step: CapturedStep | None = None
         self._limit = 0
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
@@ -277,7 +277,7 @@ class ChainGraphs:
         )
         if step is None:
             return None
-        self._replay, self._limit = step.replay, extent - max(width, fed)
+        self._step, self._limit = step, extent - max(width, fed)
         tokens, chances = step.output
         probs, chances = (None if each is None else each[:batch] for each in (probs, chances))
         return GraphChains(tokens[:batch], probs, chances, tree)
@@ -289,9 +289,9 @@ class ChainGraphs:
 
     def repeat(self, packed: Tensor) -> None:
         """Draft again as in the last call of `replay`, after a round of the outcomes `packed` (Judged)."""
-        assert self._last_round is not None and self._replay is not None
+        assert self._last_round is not None and self._step is not None
         self._last_round[: len(packed), :2].copy_(packed[:, :2])
-        self._replay()
+        self._step.replay()
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the graphs of `levels` levels, for all numbers of unread tokens."""
