@@ -319,7 +319,8 @@ def _advance(inputs: RoundInputs, accepted: Tensor, newest: Tensor, drafts: Tens
     inputs.counts.copy_(counts.where(later, inputs.counts[:, None])[:, 0])
     # The round wrote its accepted drafts and one more token, of which the model has not read those after `kept`.
     at = kept + torch.arange(width, device=kept.device)
-    written = drafts.gather(1, at.clamp(max=drafts.shape[1] - 1)).where(at < accepted, newest)
+    # A token that was chosen from unsound numbers has no embedding (Judge.advance).
+    written = drafts.gather(1, at.clamp(max=drafts.shape[1] - 1)).where(at < accepted, newest.clamp(min=0))
     inputs.tokens.copy_(written.masked_fill(at > accepted, 0).where(later, inputs.tokens))
     if inputs.state_slots is not None:
         inputs.state_slots.copy_(at.where(later, inputs.state_slots))
