@@ -211,14 +211,15 @@ class BatchDecoder(Decoder):
         """Launch a round unless it was launched ahead, launch the next one if possible, then read this one."""
         launch = self._launch() if self._next is None else self._next
         # Rows that ended in the round before, and took part in this one because it had been launched.
-        gone, staying = [row for row in self._rows if row.finish_reason], self._staying()
+        gone = [row for row in self._rows if row.finish_reason]
         self._next = None if gone else self._launch_ahead(launch)
         verdict = self.verifier.read(self._rows, launch.verifying)
         self.next_begins = None if self._next is None else launch.watch.last
+        if gone:
+            verdict = verdict._replace(staying=self._staying())
         # 4) Commit the accepted tokens to caches and texts.
         records = self._commit(verdict)
-        if gone:
-            verdict = verdict.of_rows(staying)
+        verdict = verdict.written
         # A graph that this round captured is no cost of the rounds to come.
         round_ms = 1000 * (time.perf_counter() - launch.began) - (setup_ms() - launch.set_up)
         round_ = self._record(launch, verdict, records)
@@ -227,11 +228,13 @@ class BatchDecoder(Decoder):
             drafted, forwards = verdict.proposal.num_drafted, round_.draft_forwards
             feedback = Feedback(launch.offers, round_.lengths, drafted, accepted, forwards, round_ms, draft_ms)
             self.policy.observe(feedback)
-        if all(row.finish_reason for row in self._rows):
+        ended = [row for row in self._rows if row.finish_reason]
+        if len(ended) == len(self._rows):
             self.close()
         if self._next is None:
+            # In the order in which the rows ended.
             self._drop(gone)
-            self._drop([row for row in self._rows if row.finish_reason])
+            self._drop(ended)
         return round_
 
     def _launch(self) -> Launch:
@@ -251,22 +254,19 @@ class BatchDecoder(Decoder):
 
     def _launch_ahead(self, last: Launch) -> Launch | None:
         """Launch the round after one that is not read yet; None if something has to be decided before."""
-        proposal, drafter = last.verifying.proposal, self.drafter
+        if not self._launches_ahead or not self.verifier.repeats(last.verifying):
+            return None
+        proposal, captured, drafter = last.verifying.proposal, last.verifying.captured, self.drafter
         width = proposal.width
-        # Whatever the last round writes, each row may draft as many tokens again.
-        most = min(row.remaining for row in self._rows) - 2 * (width + 1)
-        if not self._launches_ahead or most < 0 or not self.verifier.repeats(last.verifying):
+        # Whatever the last round writes, each row has to draft as many tokens again.
+        if min(row.remaining for row in self._rows) < 2 * (width + 1) or min(proposal.num_drafted) < width:
+            return None
+        if drafter is not None and not drafter.repeats(self._rows, proposal):
             return None
         began, set_up, watch = time.perf_counter(), setup_ms(), Stopwatch(self.target.device)
-        if drafter is not None:
-            if min(proposal.num_drafted) < width or not drafter.repeats(self._rows, proposal):
-                return None
-            captured = last.verifying.captured
-            assert captured is not None
-            watch.mark()
+        watch.mark()
+        if drafter is not None and captured is not None:
             proposal = drafter.propose_again(proposal, captured.judged.packed, captured.output.states)
-        else:
-            watch.mark()
         watch.mark()
         verifying = self.verifier.launch_again(last.verifying, proposal)
         watch.mark()
@@ -337,10 +337,9 @@ class BatchDecoder(Decoder):
 
     def _commit(self, verdict: VerifiedRound) -> list[RowRound]:
         """Commit the accepted tokens to the target's cache, the texts and the drafter."""
-        rows, (proposal, outcomes, output, fed, raw) = self._rows, verdict
+        rows, (proposal, outcomes, output, fed, raw, _) = self._rows, verdict
         self.target_forwards += 1
-        columns, staying = outcomes.fed_columns, self._staying()
-        written = verdict if len(staying) == len(rows) else verdict.of_rows(staying)
+        columns, written = outcomes.fed_columns, verdict.written
         tokens = written.outcomes.final_tokens
         if self.verifier.masked:
             shaped_by = self.params.sampling.shapes
@@ -349,9 +348,8 @@ class BatchDecoder(Decoder):
         self.target.commit_paths([path[:count] for path, count in zip(columns, fed.counts, strict=True)])
         if (states := output.vectors) is not None and self._next is None:
             self._hand_states(rows, lambda: CommittedStates(states, columns))
-        records = write_round(
-            [rows[r] for r in staying], written.outcomes, written.proposal.num_drafted, proposal.tree_parents
-        )
+        texts = rows if verdict.staying is None else [rows[r] for r in verdict.staying]
+        records = write_round(texts, written.outcomes, written.proposal.num_drafted, proposal.tree_parents)
         if self.params.logprobs:
             logits = output.logits
             record_logprobs(rows, records, columns, logits if raw is None else raw, logits, self.params.sampling)
@@ -381,8 +379,9 @@ class BatchDecoder(Decoder):
         return staying
 
     def _drop(self, gone: list[Sequence]) -> None:
-        for r in reversed(range(len(self._rows))):
-            if any(self._rows[r] is row for row in gone):
+        leaving = [row.index for row in gone]
+        for r in reversed(range(len(self._rows) if leaving else 0)):
+            if self._rows[r].index in leaving:
                 last = len(self._rows) - 1
                 self.verifier.move_row(last, r)
                 if self.drafter is not None and last != r:

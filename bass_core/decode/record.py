@@ -46,9 +46,11 @@ def write_round(
         num_written = row.write(tokens, origins)
         recorded = recorded_drafts(path, count, tree, num_written)
         columns: Any = (drafts, outcomes.p[r], outcomes.q[r], outcomes.u[r], outcomes.chance[r])
-        drafted, p, q, u, chance = [
-            column[: len(recorded)] if tree is None else [column[i] for i in recorded] for column in columns
-        ]
+        if tree is not None:
+            columns = [[column[i] for i in recorded] for column in columns]
+        elif len(recorded) < len(drafts):
+            columns = [column[: len(recorded)] for column in columns]
+        drafted, p, q, u, chance = columns
         record = RowRound(
             row.index, drafted, p, q, u, min(len(path), num_written), tokens[:num_written], origins[:num_written],
             row.finish_reason, outcomes.next_p[r] if ends else math.nan, chance,

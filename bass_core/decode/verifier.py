@@ -34,6 +34,8 @@ class VerifiedRound(NamedTuple):
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
         raw_logits: the target's logits before penalties; None if there are no penalties.
+        staying: the rows that the round writes to, in the order of its record; None for all. The others ended in
+            the round before, which was not read when this one was launched.
     """
 
     proposal: Proposal
@@ -41,12 +43,17 @@ class VerifiedRound(NamedTuple):
     output: ForwardOutput
     fed: Forward
     raw_logits: Tensor | None
+    staying: list[int] | None = None
 
-    def of_rows(self, rows: list[int]) -> VerifiedRound:
-        """Return the lists of only these rows of a round of chains, in this order; the tensors have all rows."""
+    @property
+    def written(self) -> VerifiedRound:
+        """The round with the lists of only the rows that it writes to; the tensors have all rows."""
+        rows = self.staying
+        if rows is None:
+            return self
         proposal = replace(self.proposal, num_drafted=[self.proposal.num_drafted[r] for r in rows])
         fed = Forward([self.fed.cached[r] for r in rows], [self.fed.counts[r] for r in rows])
-        return self._replace(proposal=proposal, outcomes=self.outcomes.of_rows(rows), fed=fed)
+        return VerifiedRound(proposal, self.outcomes.of_rows(rows), self.output, fed, self.raw_logits)
 
 
 @dataclass

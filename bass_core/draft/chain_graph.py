@@ -24,7 +24,7 @@ from kernels.plan import MAX_TREE_TOKENS, TreeMask
 from ..machine.transfer import to_device
 from ..model.forward import CapturedBatch, ForwardOutput
 from ..model.graphs import LEVELS, GraphRunner, captured_level
-from ..model.static_step import Padded, RoundInputs
+from ..model.static_step import CapturedStep, Padded, RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
@@ -181,7 +181,9 @@ class ChainGraphs:
             if advances
             else None
         )
-        self._replay, self._limit = lambda: None, 0
+        # The last step, and how many columns its rows may have.
+        self._step: CapturedStep | None = None
+        self._limit = 0
 
     def fits(self, starts: list[int], counts: list[int], levels: int) -> bool:
         """Return whether a graph can feed counts[r] tokens after starts[r] and draft `levels` levels more."""
@@ -275,7 +277,7 @@ class ChainGraphs:
         )
         if step is None:
             return None
-        self._replay, self._limit = step.replay, extent - max(width, fed)
+        self._step, self._limit = step, extent - max(width, fed)
         tokens, chances = step.output
         probs, chances = (None if each is None else each[:batch] for each in (probs, chances))
         return GraphChains(tokens[:batch], probs, chances, tree)
@@ -287,9 +289,9 @@ class ChainGraphs:
 
     def repeat(self, packed: Tensor) -> None:
         """Draft again as in the last call of `replay`, after a round of the outcomes `packed` (Judged)."""
-        assert self._last_round is not None
+        assert self._last_round is not None and self._step is not None
         self._last_round[: len(packed), :2].copy_(packed[:, :2])
-        self._replay()
+        self._step.replay()
 
     def prepare(self, rows: int, levels: int) -> None:
         """Capture the graphs of `levels` levels, for all numbers of unread tokens."""
@@ -317,7 +319,8 @@ def _advance(inputs: RoundInputs, accepted: Tensor, newest: Tensor, drafts: Tens
     inputs.counts.copy_(counts.where(later, inputs.counts[:, None])[:, 0])
     # The round wrote its accepted drafts and one more token, of which the model has not read those after `kept`.
     at = kept + torch.arange(width, device=kept.device)
-    written = drafts.gather(1, at.clamp(max=drafts.shape[1] - 1)).where(at < accepted, newest)
+    # A token that was chosen from unsound numbers has no embedding (Judge.advance).
+    written = drafts.gather(1, at.clamp(max=drafts.shape[1] - 1)).where(at < accepted, newest.clamp(min=0))
     inputs.tokens.copy_(written.masked_fill(at > accepted, 0).where(later, inputs.tokens))
     if inputs.state_slots is not None:
         inputs.state_slots.copy_(at.where(later, inputs.state_slots))

@@ -44,12 +44,15 @@ class Work:
             self._add_drafts(self.draft, round_, sum(lengths) / len(lengths))
         if round_.windowed is not None:
             self._add_windowed(round_.windowed)
-        self.bytes_read += self.target.weight_bytes
+        fed, emitted, seen, useful_seen = 0, 0, 0, 0
         for row, before in zip(round_.rows, lengths, strict=True):
-            drafted, emitted = len(row.drafted), len(row.tokens)
-            self.flops += _flops(self.target, drafted + 1, before)
-            self.useful_flops += _flops(self.target, emitted, before)
-            self.bytes_read += self.target.kv_bytes * (before + drafted)
+            tokens, useful = len(row.drafted) + 1, len(row.tokens)
+            fed, seen = fed + tokens, seen + _seen(tokens, before)
+            emitted, useful_seen = emitted + useful, useful_seen + _seen(useful, before)
+        self.flops += 2.0 * self.target.parameters * fed + self.target.attention_flops * seen
+        self.useful_flops += 2.0 * self.target.parameters * emitted + self.target.attention_flops * useful_seen
+        read = sum(lengths) + fed - len(lengths)
+        self.bytes_read += self.target.weight_bytes + self.target.kv_bytes * read
 
     def _add_drafts(self, draft: ModelCost, round_: Round, before: float) -> None:
         """Count a round's drafts as if every row had `before` tokens (the mean) and drafted equally many."""
@@ -81,5 +84,9 @@ class Work:
 
 def _flops(cost: ModelCost, tokens: float, before: float) -> float:
     """Return the FLOPs of `tokens` new tokens after `before` cached ones."""
-    seen = tokens * before + tokens * (tokens + 1) / 2
-    return 2.0 * cost.parameters * tokens + cost.attention_flops * seen
+    return 2.0 * cost.parameters * tokens + cost.attention_flops * _seen(tokens, before)
+
+
+def _seen(tokens: float, before: float) -> float:
+    """Return how many tokens `tokens` new ones attend to after `before` cached ones, each also to itself."""
+    return tokens * before + tokens * (tokens + 1) / 2

@@ -234,7 +234,7 @@ class GraphRunner(ModelRunner):
         step = self._captured(key, inputs, rows, make, () if probs is None else ("probs",))
         if step is None:
             return None
-        fed, replay = step.static_inputs["tokens"], step.replay
+        fed = step.static_inputs["tokens"]
 
         def repeat(drafts: GraphDrafts) -> None:
             if drafts.tokens.shape[1]:
@@ -243,7 +243,7 @@ class GraphRunner(ModelRunner):
                 target.copy_(drafts.tokens if on_device else to_device(drafts.tokens, target.device))
             if probs_buffer is not None and drafts.probs is not None:
                 probs_buffer[:batch, : drafts.probs.shape[1]].copy_(drafts.probs)
-            replay()
+            step.replay()
 
         def repeats(written: int) -> bool:
             return cache.max_len - cache.room(self._lengths[:batch]) + written + columns <= extent

@@ -416,8 +416,7 @@ MUTANTS = [
     Mutant("rounds ahead: a draft's cache that keeps one draft too many", "bass_core/draft/model_graph.py",
            "return levels - 1\n", "return levels\n", [_AHEAD + "[draft model, rows end]"]),
     Mutant("rounds ahead: a text that has ended gets one more round", "bass_core/decode/batch.py",
-           "columns, staying = outcomes.fed_columns, self._staying()",
-           "columns, staying = outcomes.fed_columns, [*range(len(rows))]", [_AHEAD + "[head, rows end]"]),
+           "_replace(staying=self._staying())", "_replace(staying=None)", [_AHEAD + "[head, rows end]"]),
     Mutant("rounds ahead: read before the next one is launched", "bass_core/decode/batch.py",
            "        self._next = None if gone else self._launch_ahead(launch)\n"
            "        verdict = self.verifier.read(self._rows, launch.verifying)\n",

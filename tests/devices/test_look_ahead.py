@@ -172,8 +172,13 @@ def test_a_stopped_lane_waits_for_the_round_that_it_leaves_behind(monkeypatch: p
     assert waits == [copy]
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_unsound_numbers_end_a_lane_with_the_same_error(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "method", "draft"),
+    [(True, "regular", "head"), (False, "regular", "head"), (True, "bass", "head"), (True, "bass", "perturbed")],
+)
+def test_unsound_numbers_end_a_lane_with_the_same_error(
+    ahead: bool, method: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next round is fed a token of id -1, which must not reach an embedding."""
     monkeypatch.setattr(BatchDecoder, "looks_ahead", ahead)
     run = Judge.run
@@ -185,11 +190,13 @@ def test_unsound_numbers_end_a_lane_with_the_same_error(ahead: bool, monkeypatch
         return judged
 
     monkeypatch.setattr(Judge, "run", unsound)
-    lane = lane_of("regular", 2, "greedy", "head")
+    lane = lane_of(method, 2, "greedy", draft)
     with pytest.raises(Exception, match="NaN or infinite"):
         while True:
             lane.step()
-    assert max(len(row.tokens) for row in lane.sequences) == 26
+    # Positions before 26 are sound, so a round may end there or have jumped over a few of them.
+    longest = max(len(row.tokens) for row in lane.sequences)
+    assert longest == 26 if method == "regular" else 26 <= longest < 30
     lane.end("error")
 
 

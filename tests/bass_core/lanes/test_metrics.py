@@ -73,5 +73,8 @@ class FakeClock:
         yield
         self.ms += self.due
 
+    def next_begins(self, event):
+        pass
+
     def count(self, round_, sequences):
         pass
