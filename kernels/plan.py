@@ -118,6 +118,8 @@ class AttentionPlan:
         gap: None, or in a windowed step the number of tokens in the window. The queries of such a step do not see
             the columns from SINKS up to `window_starts(gap)`.
         tree: the trees that the new tokens form, if any.
+        counters: int32 zeros on the device, in which the programs of a launch count each other; each launch leaves
+            zeros. Steps that may run at the same time must not share them.
     """
 
     lengths: Tensor
@@ -128,6 +130,7 @@ class AttentionPlan:
     shared: SharedPart | None = None
     gap: int | None = None
     tree: TreeMask | None = None
+    counters: Tensor | None = None
     _cached: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
@@ -136,6 +139,12 @@ class AttentionPlan:
             self._cached[key] = make()
         value: _T = self._cached[key]
         return value
+
+    def zeros(self, count: int) -> Tensor:
+        """Return at least `count` of `counters`, made for this step if there are fewer."""
+        if self.counters is None or self.counters.numel() < count:
+            self.counters = torch.zeros(count, dtype=torch.int32, device=self.lengths.device)
+        return self.counters
 
     @cached_property
     def own_host(self) -> list[int]:

@@ -5,6 +5,7 @@ The bits of a row do not depend on prefixes, other rows or the number of launche
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from .steps import HUGE, Step, make_step, make_tree_step
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make segments so short that a few hundred columns have several."""
     monkeypatch.setattr(fused_attention, "SEGMENT", 64)
-    monkeypatch.setattr(fused_attention, "UNROLLED", 2)
+    monkeypatch.setattr(fused_attention, "_MERGED_NUMBERS", 2 * 16 * 16)
 
 
 @pytest.fixture
@@ -156,19 +157,34 @@ def test_no_block_reads_columns_hidden_from_all_its_rows(parts: bool) -> None:
     assert out[0, 48:].isfinite().all() and out[0, :16].isnan().any()
 
 
-def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 16 bits, one launch writes the result from its float32 sums, with the same bits as several launches."""
+def test_parts_take_one_launch_and_leave_their_counters_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, the result is written from float32 sums, with the same bits from one program or several.
+
+    A captured step has programs for all columns of the cache. One row fills a single segment, so its other
+    programs neither store nor count anything.
+    """
+    launched: list[Any] = []
+    run: Callable[..., None] = fused_attention.launch
+
+    def recording(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launched.append(kernel)
+        run(kernel, *arguments, **options)
+
+    monkeypatch.setattr(fused_attention, "launch", recording)
     for dtype in (torch.float16, torch.bfloat16):
         step = make_step([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
-        whole, parts = (step.run_whole(fused, scaling=0.3, parts=parts) for parts in (False, True))
-        assert whole.dtype == dtype and torch.equal(whole, parts)
-    monkeypatch.setattr(fused_attention, "merge", None)
-    make_step([(61, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
-    with pytest.raises(TypeError):
-        make_step([(62, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
+        whole = step.run_whole(fused, scaling=0.3, parts=False)
+        spare = replace(step, whole=tuple(torch.cat((cache, cache), 2) for cache in step.whole))
+        plan = replace(step.plan, shared=None, host=[], captured_extent=spare.whole[0].shape[2], _cached={})
+        counted = plan.zeros(64)
+        for _ in range(2):
+            parts = fused(spare.query, *spare.whole, plan, scaling=0.3, parts=True)
+            assert parts.dtype == dtype and torch.equal(whole, parts)
+            assert plan.zeros(8) is counted and not counted.any()
+    assert launched == [fused_attention.attend] * 6
 
 
-def test_one_launch_is_enough_if_the_rows_fill_the_device() -> None:
+def test_a_program_takes_all_segments_if_the_rows_fill_the_device() -> None:
     """A CPU is treated as a GPU of four multiprocessors, which 12 programs fill."""
     device = torch.device("cpu")
     assert fused_attention.in_parts(device, programs=11, rows=12, segments=2, shares=False)

@@ -72,7 +72,7 @@ def test_attention_tries_its_other_tile_sizes_before_torch(monkeypatch: pytest.M
         original(kernel, grid, *arguments, **options)
 
     monkeypatch.setattr(attention, "launch", recording)
-    monkeypatch.setattr(launch, "left_out", AllNames(but="BLOCK_N=16|merge"))
+    monkeypatch.setattr(launch, "left_out", AllNames(but="BLOCK_N=16"))
     wanted = LAUNCHES["attend, whole"](lambda tensor: tensor)
     assert tried == [64, 64, 32, 16]
     monkeypatch.setattr(launch, "left_out", set())

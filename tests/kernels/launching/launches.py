@@ -20,13 +20,18 @@ from kernels.triton import attention as fused_attention
 Place = Callable[[Tensor], Tensor]
 
 
+def _counters(place: Place) -> Tensor:
+    """For 2 rows, 2 heads and two blocks of query rows."""
+    return place(torch.zeros(8, dtype=torch.int32))
+
+
 def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None) -> tuple[Tensor, ...]:
     """Rows have 3 and 41 tokens. 7 queries x 3 heads per KV head make 21 query rows, in blocks of 16."""
     torch.manual_seed(1)
     lengths = [3, 41]
     query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
     keys, values = torch.randn(2, 2, 2, 48, 20).to(dtype)
-    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7)
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, counters=_counters(place))
     placed = place(query), place(keys), place(values)
     return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
 
@@ -43,7 +48,7 @@ def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tenso
     placed = [place(torch.tensor(numbers)) for numbers in (lengths, starts, groups)]
     part = SharedPart(placed[1], placed[2], starts, groups, 1024)
     part._order = place(part.order)
-    step = AttentionPlan(placed[0], lengths, 7, shared=part, gap=gap)
+    step = AttentionPlan(placed[0], lengths, 7, shared=part, gap=gap, counters=_counters(place))
     step.once(("window starts", gap), lambda: place(step.window_starts(gap or 0)))
     prefix = place(stored[0]), place(stored[1])
     out = fused_attention.fused(
@@ -62,7 +67,7 @@ def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tens
     sees = torch.tensor([[sum(1 << column for column in path) for path in row] for row in paths])
     depths = torch.tensor([[len(path) - 1 for path in row] for row in paths])
     tree = TreeMask(place(sees), place(depths), place(torch.tensor(before)))
-    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree)
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree, counters=_counters(place))
     step.once("bases", lambda: place(step.lengths - tree.before))
     step.once("dense positions", lambda: place(step.positions))
     placed = place(query), place(keys), place(values)
@@ -186,12 +191,12 @@ def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
 LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "attend, whole": partial(_attention, dtype=torch.float32, parts=False, window=None),
     "attend, a window": partial(_attention, dtype=torch.bfloat16, parts=False, window=5),
-    "attend and merge": partial(_attention, dtype=torch.float32, parts=True, window=None),
+    "attend, parts": partial(_attention, dtype=torch.float32, parts=True, window=None),
     "attend, a prefix": partial(_shared_attention, parts=False, gap=None),
-    "attend_prefix, attend and merge": partial(_shared_attention, parts=True, gap=None),
-    "attend_prefix, attend and merge, a gap": partial(_shared_attention, parts=True, gap=100),
+    "attend_prefix, parts": partial(_shared_attention, parts=True, gap=None),
+    "attend_prefix, parts, a gap": partial(_shared_attention, parts=True, gap=100),
     "attend, trees": partial(_tree_attention, parts=False, window=None),
-    "attend and merge, trees and a window": partial(_tree_attention, parts=True, window=30),
+    "attend, parts, trees and a window": partial(_tree_attention, parts=True, window=30),
     "gemv": partial(_product, rows=1, k_size=70, gate=True),
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
