@@ -13,6 +13,7 @@ and attention biases, are not supported.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS
-from kernels.plan import AttentionPlan
+from kernels.backends import BACKENDS, fused, rotates_inside
+from kernels.plan import AttentionPlan, Rotation
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
 from kernels.shapes import LARGEST_WEIGHT
@@ -148,11 +149,16 @@ class LlamaCuda(CausalModel):
         """Run the rest of a layer, given its joined queries, keys and values, on the stream x [B, S, hidden]."""
         batch, queries, _ = x.shape
         qkv = qkv.view(batch, queries, -1, self.head_dim)
-        self._rotate_write(qkv, cache.buffer[index], plan, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
         keys, values = plan.reads(index)
+        rotation = Rotation(qkv, cache.buffer[index], self.cos, self.sin, layer.head_norms, self.eps)
+        attend = BACKENDS[backend]
+        if self.has_kernels and rotates_inside(backend, query, keys, plan):
+            attend = partial(fused, rotation=rotation)
+        else:
+            self._rotate_write(rotation, plan)
         prefix = None if plan.shared is None else plan.shared.reads(index)
-        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
+        out = attend(query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
         x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
         wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
         return self.product(wide, layer.down, residual=x)
@@ -173,15 +179,11 @@ class LlamaCuda(CausalModel):
             return module.linear(x, weight, **options)
         return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
 
-    def _rotate_write(
-        self, qkv: Tensor, cache: Tensor, plan: AttentionPlan, norms: tuple[Tensor, Tensor] | None
-    ) -> None:
+    def _rotate_write(self, rotation: Rotation, plan: AttentionPlan) -> None:
         rotate_write = cache_reference.rotate_write
         if self.has_kernels:
             from kernels.triton.cache_write import rotate_write  # imports triton
-        starts = None if plan.shared is None else plan.shared.starts
-        positions = None if plan.tree is None else plan.positions
-        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts, positions)
+        rotation.apply(rotate_write, plan)
 
 
 def _weight(module: Any) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..reference import cache as reference
 from ..support import CompileFailed, why_unavailable
 from .launch import launch
+from .rotary import rotated
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -46,22 +47,16 @@ def put(
 def rotate(
     qkv, cache, lengths, starts, positions, cos, sin, q_norm, k_norm, queries, last_position, eps,
     c_kv, c_b, c_h, c_n,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr,
     SHARED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, rotate and store one head of q, k or v, in program (token, head).
-
-    The rotation is RoFormer's, of pairs i and i + D / 2.
-    """
+    """Normalise, rotate and store one head of q, k or v, in program (token, head)."""
     token = tl.program_id(0).to(tl.int64)
     row = token // queries
     s = token % queries
     head = tl.program_id(1)
-    i = tl.arange(0, BLOCK)
-    inside = i < HALF
-    at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + i
-    a = tl.load(at, mask=inside, other=0.0)
-    b = tl.load(at + HALF, mask=inside, other=0.0)
+    d = tl.arange(0, BLOCK_D)
+    at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
     position = tl.load(lengths + row) + s
     place = position
     if TREE:
@@ -70,29 +65,24 @@ def rotate(
         place -= tl.load(starts + row)
     kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
     is_value = head >= HEADS + KV_HEADS
-    to = cache + row * c_b + kv_head * c_h + place * c_n + i + tl.where(is_value, c_kv, 0)
+    to = cache + row * c_b + kv_head * c_h + place * c_n + d + tl.where(is_value, c_kv, 0)
     if is_value:
-        tl.store(to, a.to(cache.dtype.element_ty), mask=inside)
-        tl.store(to + HALF, b.to(cache.dtype.element_ty), mask=inside)
+        tl.store(to, tl.load(at + d, mask=d < DIM).to(cache.dtype.element_ty), mask=d < DIM)
     else:
-        x, y = a.to(tl.float32), b.to(tl.float32)
-        if NORM:
-            scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * HALF) + eps)
-            weight = q_norm
-            if head >= HEADS:
-                weight = k_norm
-            x = x * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-            y = y * scale * tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32)
-        angle = tl.minimum(position, last_position) * HALF + i
-        c = tl.load(cos + angle, mask=inside, other=0.0)
-        n = tl.load(sin + angle, mask=inside, other=0.0)
-        rotated = (x * c - y * n, y * c + x * n)
+        weight = q_norm
+        if head >= HEADS:
+            weight = k_norm
+        one = tl.zeros([1], tl.int64)
+        turned = rotated(
+            at + one, one == 0, position + one, last_position, cos, sin, weight, d, DIM, eps, NORM
+        ).to(qkv.dtype.element_ty)  # fmt: skip
+        mask = (d < DIM)[None, :]
+        # All threads have read the head before one of them overwrites it.
+        tl.debug_barrier()
         if head < HEADS:
-            tl.store(at, rotated[0].to(qkv.dtype.element_ty), mask=inside)
-            tl.store(at + HALF, rotated[1].to(qkv.dtype.element_ty), mask=inside)
+            tl.store(at + d[None, :], turned, mask=mask)
         else:
-            tl.store(to, rotated[0].to(cache.dtype.element_ty), mask=inside)
-            tl.store(to + HALF, rotated[1].to(cache.dtype.element_ty), mask=inside)
+            tl.store(to[None, :], turned.to(cache.dtype.element_ty), mask=mask)
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
@@ -150,9 +140,9 @@ def rotate_write(
             qkv, cache, lengths, lengths if starts is None else starts,
             lengths if positions is None else positions.contiguous(), cos, sin, q_norm, k_norm,
             queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
-            HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
-            BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
-            TREE=positions is not None, num_warps=1,
+            HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
+            NORM=norms is not None, SHARED=starts is not None, TREE=positions is not None, num_warps=1,
+            enable_fp_fusion=False,
         )  # fmt: skip
     except CompileFailed:
         reference.rotate_write(qkv, cache, lengths, cos, sin, norms, eps, starts, positions)

@@ -31,19 +31,20 @@ from .blocks import (
     store_sums,
     visible,
 )  # fmt: skip
+from .rotary import rotated
 
 
 # Don't specialise the kernel on these arguments: otherwise new values could compile it again.
-@triton.jit(do_not_specialize=["queries", "window", "segments"])
+@triton.jit(do_not_specialize=["queries", "window", "segments", "last_position"])
 def attend(
     q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, bases, positions, marks,
-    parts, peaks, totals, counters, out,
+    parts, peaks, totals, counters, out, cos, sin, q_norm, k_norm, last_position, eps,
     q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n, pk_b, pk_h, pk_n, pv_b, pv_h, pv_n,
     scaling, softcap, queries, window, segments, dim,
     HEADS: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr, UNROLLED: tl.constexpr,
     WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
-    WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    WHOLE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Sum one segment, or all (WHOLE), in program (block of query rows x segment, kv head, batch row).
 
@@ -52,6 +53,10 @@ def attend(
     that see the segment; their rows are [Hkv, B, group, S], with B ordered by prefix. `counters` int32 [B, Hkv,
     blocks] are 0 before and after the launch. Segments in a row's prefix are left to `attend_prefix`. WHOLE:
     `segments` is 1, and only `out` is written.
+
+    ROTATE: `q` is a layer's joined QKV product [B, S, Hq + 2 Hkv, D], as for `rotate` (cache_write.py), and `k`
+    and `v` don't have the new tokens yet. Each program writes those of its columns before it reads them. Several
+    programs may write a column, all with the same bits; none reads what only another one writes.
     """
     segment = tl.program_id(0) % segments
     block = tl.program_id(0) // segments
@@ -110,12 +115,36 @@ def attend(
     # Head dimensions that are not powers of two share a kernel, with the elements beyond `dim` masked.
     size = BLOCK_D if EXACT else dim
     in_head = d < size
-    q_at = q + row * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
-    queries_ = tl.load(q_at, mask=query_exists[:, None] & in_head[None, :], other=0.0).to(k.dtype.element_ty)
+    q_at = q + row * q_b + hq * q_h + s * q_s
+    if ROTATE:
+        queries_ = rotated(q_at, query_exists, position, last_position, cos, sin, q_norm, d, size, eps, NORM)
+        queries_ = queries_.to(q.dtype.element_ty)
+    else:
+        queries_ = tl.load(q_at[:, None] + d[None, :], mask=query_exists[:, None] & in_head[None, :], other=0.0)
+    queries_ = queries_.to(k.dtype.element_ty)
     if WIDEN:
         queries_ = queries_.to(tl.float32)
     k_at = k + row * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + row * v_b + head.to(tl.int64) * v_h + d[None, :]
+    if ROTATE:
+        kv_heads: tl.constexpr = HEADS // GROUP
+        for begin in range(tl.maximum(low, length), high, BLOCK_M):
+            n = begin + tl.arange(0, BLOCK_M)
+            new = n < high
+            new_position = n
+            if TREE:
+                new_position = tl.load(positions + row * queries + (n - length), mask=new, other=0).to(tl.int32)
+            new_at = q + row * q_b + (n - length) * q_s + (HEADS + head) * q_h
+            new_key = rotated(new_at, new, new_position, last_position, cos, sin, k_norm, d, size, eps, NORM)
+            mask = new[:, None] & in_head[None, :]
+            new_value = tl.load(new_at[:, None] + kv_heads * q_h + d[None, :], mask=mask)
+            to = (n - start).to(tl.int64)[:, None]
+            # Round as `rotate` does: to the dtype of the product, then to that of the cache.
+            new_key = new_key.to(q.dtype.element_ty).to(k.dtype.element_ty)
+            tl.store(k + row * k_b + head.to(tl.int64) * k_h + to * k_n + d[None, :], new_key, mask=mask)
+            tl.store(v_at + to * v_n, new_value.to(v.dtype.element_ty), mask=mask)
+        # Other threads of this program read these columns.
+        tl.debug_barrier()
     if SHARED:
         group = tl.load(groups + row)
         pk_at = prefix_k + group * pk_b + head.to(tl.int64) * pk_h + d[:, None]
@@ -179,15 +208,16 @@ def attend(
         tl.store(out_at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
 
 
-@triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
+@triton.jit(do_not_specialize=["batch", "queries", "window", "blocks", "last_position"])
 def attend_prefix(
     q, k, v, lengths, starts, groups, order, skips, positions, parts, peaks, totals,
+    cos, sin, q_norm, last_position, eps,
     q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n,
     scaling, softcap, batch, queries, window, blocks, dim,
     GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr,
     WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    ROTATE: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Sum a segment that lies in a shared prefix, in program (block of query rows x segment, kv head, prefix).
 
@@ -224,8 +254,13 @@ def attend_prefix(
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
     in_head = d < size
-    q_at = q + row[:, None] * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
-    queries_ = tl.load(q_at, mask=active[:, None] & in_head[None, :], other=0.0).to(k.dtype.element_ty)
+    q_at = q + row * q_b + hq * q_h + s * q_s
+    if ROTATE:
+        queries_ = rotated(q_at, active, last, last_position, cos, sin, q_norm, d, size, eps, NORM)
+        queries_ = queries_.to(q.dtype.element_ty)
+    else:
+        queries_ = tl.load(q_at[:, None] + d[None, :], mask=active[:, None] & in_head[None, :], other=0.0)
+    queries_ = queries_.to(k.dtype.element_ty)
     if WIDEN:
         queries_ = queries_.to(tl.float32)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan, SharedPart, TreeMask
+from kernels.plan import AttentionPlan, Rotation, SharedPart, TreeMask
 from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, walk
 from kernels.triton import attention as fused_attention
 
@@ -72,6 +72,37 @@ def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tens
     step.once("dense positions", lambda: place(step.positions))
     placed = place(query), place(keys), place(values)
     return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
+
+
+def _rotated_attention(place: Place, parts: bool, kind: str, norm: bool = False) -> tuple[Tensor, ...]:
+    """Attention that also rotates, and writes the last columns of its rows, after 3 and 553 tokens.
+
+    The 7 new tokens of the longer row lie in one segment, or after 508 tokens in two ("crossing"). The last
+    positions are past the end of cos and sin.
+    """
+    torch.manual_seed(1)
+    longer, start = (508, 0) if kind == "crossing" else (553, 512 if kind == "prefix" else 0)
+    qkv = place(torch.randn(2, 7, 6 + 2 * 2, 20))
+    cache = place(torch.randn(2, 2, 2, longer + 7 - start, 20))
+    angles = torch.outer(torch.arange(longer + 5.0), torch.rand(10))
+    norms = (place(torch.rand(20)), place(torch.rand(20))) if norm else None
+    rotation = Rotation(qkv, cache, place(angles.cos()), place(angles.sin()), norms, 1e-6)
+    step = AttentionPlan(place(torch.tensor([3, longer])), [3, longer], 7, counters=_counters(place))
+    prefix = None
+    if kind == "prefix":
+        step.shared = SharedPart(place(torch.tensor([0, 512])), place(torch.tensor([0, 0])), [0, 512], [0, 0], 512)
+        step.shared._order = place(step.shared.order)
+        prefix = place(torch.randn(1, 2, 512, 20)), place(torch.randn(1, 2, 512, 20))
+    if kind == "tree":
+        sees = torch.tensor([[1 << s for s in range(7)], [1 | 1 << s for s in range(7)]])
+        step.tree = TreeMask(
+            place(sees), place((torch.arange(14).view(2, 7) > 7).long()), place(torch.zeros(2).long())
+        )
+        step.once("bases", lambda: place(step.lengths))
+        step.once("dense positions", lambda: place(step.positions))
+    query = qkv[:, :, :6].transpose(1, 2)
+    out = fused_attention.fused(query, *cache, step, scaling=0.2, parts=parts, rotation=rotation, prefix=prefix)
+    return out, cache
 
 
 def _product(place: Place, rows: int, k_size: int, gate: bool, bare: bool = False) -> tuple[Tensor, ...]:
@@ -197,6 +228,10 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "attend_prefix, parts, a gap": partial(_shared_attention, parts=True, gap=100),
     "attend, trees": partial(_tree_attention, parts=False, window=None),
     "attend, parts, trees and a window": partial(_tree_attention, parts=True, window=30),
+    "attend, rotating": partial(_rotated_attention, parts=False, kind="crossing", norm=True),
+    "attend, rotating, parts": partial(_rotated_attention, parts=True, kind="crossing"),
+    "attend, rotating, trees": partial(_rotated_attention, parts=True, kind="tree"),
+    "attend_prefix, rotating, parts": partial(_rotated_attention, parts=True, kind="prefix", norm=True),
     "gemv": partial(_product, rows=1, k_size=70, gate=True),
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
