@@ -180,32 +180,34 @@ def attend(
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
 
-    is_last = True
+    out_at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
+    out_mask = query_exists[:, None] & in_head[None, :]
+    alone = True
     if WHOLE:
         highest, total, sums = merge_sums(joined_highest, joined_total, joined_sums, highest, total, sums)
     else:
-        is_last = first_segment == last_segment
-        if not is_last:
-            active = query_exists & sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
-            # One segment's rows in `parts`, and this block's rows of the first segment.
-            rows = tl.num_programs(1).to(tl.int64) * tl.num_programs(2) * queries * GROUP
-            at = (head * tl.num_programs(2) + rank) * queries * GROUP + m
-            store_sums(parts, peaks, totals, at + segment * rows, d, size, highest, total, sums, active, in_head)
-            # All threads have stored before one of them counts: the program that counts last reads these sums.
-            tl.debug_barrier()
-            counter = counters + (rank * tl.num_programs(1) + head) * (tl.num_programs(0) // segments) + block
-            is_last = tl.atomic_add(counter, 1) == last_segment - own_segment
-            if is_last:
-                tl.store(counter, 0)
-                highest, total, sums = merge_parts(
-                    parts, peaks, totals, at, rows, d, size, first_segment, last_segment, query_exists, in_head,
-                    last, position, window, skip, BLOCK_M, BLOCK_D, SEGMENT, WINDOW, GAP, UNROLLED,
-                )  # fmt: skip
-    if is_last:
-        out_at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
+        alone = first_segment == last_segment
+    if alone:
         # Rows beyond the last query have seen nothing.
         result = sums / tl.where(query_exists, total, 1.0)[:, None]
-        tl.store(out_at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
+        tl.store(out_at, result.to(out.dtype.element_ty), mask=out_mask)
+    else:
+        active = query_exists & sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
+        # One segment's rows in `parts`, and this block's rows of the first segment.
+        rows = tl.num_programs(1).to(tl.int64) * tl.num_programs(2) * queries * GROUP
+        at = (head * tl.num_programs(2) + rank) * queries * GROUP + m
+        store_sums(parts, peaks, totals, at + segment * rows, d, size, highest, total, sums, active, in_head)
+        # All threads have stored before one of them counts: the program that counts last reads these sums.
+        tl.debug_barrier()
+        counter = counters + (rank * tl.num_programs(1) + head) * (tl.num_programs(0) // segments) + block
+        if tl.atomic_add(counter, 1) == last_segment - own_segment:
+            tl.store(counter, 0)
+            highest, total, sums = merge_parts(
+                parts, peaks, totals, at, rows, d, size, first_segment, last_segment, query_exists, in_head,
+                last, position, window, skip, BLOCK_M, BLOCK_D, SEGMENT, WINDOW, GAP, UNROLLED,
+            )  # fmt: skip
+            result = sums / tl.where(query_exists, total, 1.0)[:, None]
+            tl.store(out_at, result.to(out.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks", "last_position"])
