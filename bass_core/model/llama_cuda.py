@@ -159,9 +159,21 @@ class LlamaCuda(CausalModel):
             self._rotate_write(rotation, plan)
         prefix = None if plan.shared is None else plan.shared.reads(index)
         out = attend(query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
-        x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
-        wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
-        return self.product(wide, layer.down, residual=x)
+        attended = out.reshape(batch, queries, -1)
+        if self.has_kernels and not self._multiplies(x, layer.output, layer.gate_up):
+            from kernels.triton.pointwise import add_norm  # imports triton
+
+            x, normed = add_norm(F.linear(attended, layer.output), layer.mlp_norm, self.eps, residual=x)
+            wide = self.product(normed, layer.gate_up, gate=True)
+        else:
+            x = self.product(attended, layer.output, residual=x)
+            wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
+        return self.product(wide, layer.down, residual=x, overwrite=True)
+
+    def _multiplies(self, x: Tensor, *weights: Tensor) -> bool:
+        """Return whether our kernel computes the product of x with one of the weights."""
+        rows = x.numel() // x.shape[-1]
+        return any(self.plan.takes(rows, x.itemsize, weight.nbytes) for weight in weights)
 
     def product(
         self,
@@ -170,14 +182,20 @@ class LlamaCuda(CausalModel):
         norm: Tensor | None = None,
         gate: bool = False,
         residual: Tensor | None = None,
+        overwrite: bool = False,
     ) -> Tensor:
-        """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides."""
-        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize, weight.nbytes):
-            from kernels.triton import linear as module  # imports triton
+        """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides.
 
-            options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
-            return module.linear(x, weight, **options)
-        return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
+        `overwrite` allows the result to replace the residual.
+        """
+        options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
+        if not self.has_kernels:
+            return linear_reference.linear(x, weight, **options)
+        from kernels.triton import linear, pointwise  # import triton
+
+        if self._multiplies(x, weight):
+            return linear.linear(x, weight, **options)
+        return pointwise.linear(x.contiguous(), weight, **options, overwrite=overwrite)
 
     def _rotate_write(self, rotation: Rotation, plan: AttentionPlan) -> None:
         rotate_write = cache_reference.rotate_write

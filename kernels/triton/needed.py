@@ -22,7 +22,7 @@ from .. import support
 from ..plan import AttentionPlan, Rotation, SharedPart, TreeMask
 from ..shapes import LARGEST_WEIGHT, Card, Shape
 from ..support import CompileFailed
-from . import accept, attention, block, cache_write, linear, nucleus, pointer, walk
+from . import accept, attention, block, cache_write, linear, nucleus, pointer, pointwise, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
@@ -54,8 +54,10 @@ def _calls(shape: Shape, card: Card) -> Iterator[Call]:
     """Yield the calls of the kernels' wrappers, the most usual first."""
     own_forward = shape.hidden > 0
     yield from _attention(shape, own_forward)
-    if own_forward and card.capability >= 80:
-        yield from _products(shape)
+    if own_forward:
+        if card.capability >= 80:
+            yield from _products(shape)
+        yield from _around_products(shape)
     yield from _writes(shape, own_forward)
     yield from _draws(shape)
     if shape.verifies:
@@ -129,6 +131,13 @@ def _products(shape: Shape) -> Iterator[Call]:
         options: dict[str, Any] = {"norm": x[0] if norm else None, "eps": 1e-5, "gate": gate}
         options["residual"] = _empty(rows, n, dtype=shape.number) if residual else None
         yield partial(linear.linear, x, weight, **options)
+
+
+def _around_products(shape: Shape) -> Iterator[Call]:
+    """Yield the norms and the gate around torch's products: those of prompts, and of large weights."""
+    x, wide = (_empty(_BATCH, 1, size, dtype=shape.number) for size in (shape.hidden, 2 * shape.mlp))
+    yield from (partial(pointwise.add_norm, x, x[0, 0], 1e-5, residual) for residual in (x, None))
+    yield partial(pointwise.gated, wide)
 
 
 def _writes(shape: Shape, own_forward: bool) -> Iterator[Call]:

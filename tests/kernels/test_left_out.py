@@ -22,12 +22,12 @@ from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_shape import JudgedTree
 from kernels.shapes import Card, Shape
 from kernels.support import CompileFailed
-from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk
+from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, pointwise, walk
 from kernels.triton.needed import launches
 from tests.kernels.launching.launches import LAUNCHES
 from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
-MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
+MODULES = (accept, attention, block, cache_write, linear, nucleus, pointwise, walk)
 # The values that kernels/support.py returns for a CPU.
 CARD = Card(80, 99 * 1024, 4)
 
@@ -46,7 +46,8 @@ class AllNames(set[str]):
 
 
 # Launches that the kernels package replaces with torch. The launches of verification are replaced in bass_core.
-REPLACED = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
+_PREFIXES = ("attend", "gemv", "skinny", "norm", "gate", "put", "rotate")
+REPLACED = [name for name in LAUNCHES if name.startswith(_PREFIXES)]
 
 
 @pytest.mark.parametrize("name", slow_but(["attend, whole", "skinny", "put"], REPLACED))

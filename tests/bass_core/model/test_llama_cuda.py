@@ -17,7 +17,7 @@ from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.base import CausalModel, HiddenStateTap
 from bass_core.model.forward import CapturedBatch, ForwardBatch
 from bass_core.model.graphs import GraphRunner, record_calls
-from bass_core.model.llama_cuda import LlamaCuda, fits
+from bass_core.model.llama_cuda import LlamaCuda, ProductPlan, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
 from kernels.backends import BACKENDS, captured_extent
@@ -50,16 +50,20 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) -> None:
+@pytest.mark.parametrize(
+    "kernels", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ours", "torch"))]
+)
+def test_the_gpus_forward_equals_the_models(architecture: str, kernels: str) -> None:
     """Compare logits and states of ragged rows.
 
-    kernels: run matrix products, rotation, cache writes and attention in Triton.
+    kernels: run rotation, cache writes and attention in Triton, and matrix products too ("ours") or in torch.
     """
     model = tiny(architecture)
     assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
-    ours.has_kernels = kernels
+    ours.has_kernels = bool(kernels)
+    if kernels == "torch":
+        ours.plan = ProductPlan(most_rows=0)
     ours.readout = theirs.readout = HiddenStateTap((0, 1))
     caches = ours.new_cache(2, 32), theirs.new_cache(2, 32)
     generator = torch.Generator().manual_seed(1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.plan import AttentionPlan, Rotation, SharedPart, TreeMask
-from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, walk
+from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, pointwise, walk
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
@@ -112,6 +112,18 @@ def _product(place: Place, rows: int, k_size: int, gate: bool, bare: bool = Fals
     norm, residual = torch.rand(k_size), torch.randn(rows, 13)
     extra = {} if bare else {"norm": place(norm), "residual": place(residual)}
     return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, **extra),)
+
+
+def _norm(place: Place, residual: bool) -> tuple[Tensor, ...]:
+    torch.manual_seed(9)
+    x, other = place(torch.randn(3, 70)), place(torch.randn(3, 70))
+    return pointwise.add_norm(x, place(torch.rand(70)), 1e-5, other if residual else None)
+
+
+def _gate(place: Place) -> tuple[Tensor, ...]:
+    """Rows of 1030 outputs make two blocks."""
+    torch.manual_seed(9)
+    return (pointwise.gated(place(torch.randn(3, 2 * 1030))),)
 
 
 def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
@@ -236,6 +248,9 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
     "skinny, full blocks": partial(_product, rows=5, k_size=64, gate=False, bare=True),
+    "norm": partial(_norm, residual=False),
+    "norm, after a sum": partial(_norm, residual=True),
+    "gate": _gate,
     "put": _put,
     "put, after a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
