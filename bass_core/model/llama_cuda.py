@@ -1,9 +1,10 @@
-"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation and one attention.
+"""A short forward for Llama-shaped models on a GPU: five kernels per layer, four products and attention.
 
 It replaces CausalModel's `forward`, with equal results within rounding. The weights of queries, keys and values
 are joined, and so are those of gate and up. On an accelerator they are stored once: the model's own parameters
 become views of the joined ones. `LlamaCuda.plan` chooses the products that run on kernels/triton/linear.py; torch
-computes the others.
+computes the others, with our norms and gate around them (kernels/triton/pointwise.py): then a layer takes eight
+kernels. Attention rotates and writes keys, except in long prompts and with torch's or flash-attn's backends.
 
 Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (graphs.py). It also runs on
 a CPU for tests, slowly, in torch or in Triton's interpreter. Rotary embeddings that depend on the text's length,
