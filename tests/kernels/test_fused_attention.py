@@ -173,7 +173,7 @@ def test_parts_take_one_launch_and_leave_their_counters_at_zero(monkeypatch: pyt
 
     monkeypatch.setattr(fused_attention, "launch", recording)
     for dtype in (torch.float16, torch.bfloat16):
-        step = make_step([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
+        step = make_step([(3, 0, 0), (150, 0, 0)], 20, heads=(4, 1), dtype=dtype)
         whole = step.run_whole(fused, scaling=0.3, parts=False)
         spare = replace(step, whole=tuple(torch.cat((cache, cache), 2) for cache in step.whole))
         plan = replace(step.plan, shared=None, host=[], captured_extent=spare.whole[0].shape[2], _cached={})
