@@ -42,7 +42,7 @@ MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
 # The most numbers of segments' sums that a program loads at once to merge them.
-_MERGED_NUMBERS = 8192
+_MERGED_NUMBERS = 4096
 
 
 def tiles(

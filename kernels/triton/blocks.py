@@ -137,6 +137,14 @@ def store_sums(parts, peaks, totals, at, d, size, highest, total, sums, active, 
 
 
 @triton.jit
+def store_result(out, at, d, size, total, sums, query_exists, in_head):
+    """Store the attention of queries in the rows `at`. Rows beyond the last query have seen nothing."""
+    result = sums / tl.where(query_exists, total, 1.0)[:, None]
+    out_at = out + at[:, None] * size + d[None, :]
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
+
+
+@triton.jit
 def merge_parts(
     parts, peaks, totals, at, rows, d, size, first_segment, last_segment, query_exists, in_head,
     last, position, window, skip,

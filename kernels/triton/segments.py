@@ -28,6 +28,7 @@ from .blocks import (
     seen_by,
     seen_in_tree,
     sees_segment,
+    store_result,
     store_sums,
     visible,
 )  # fmt: skip
@@ -180,17 +181,12 @@ def attend(
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
 
-    out_at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
-    out_mask = query_exists[:, None] & in_head[None, :]
-    alone = True
+    out_row = row * queries * HEADS + s * HEADS + hq
     if WHOLE:
         highest, total, sums = merge_sums(joined_highest, joined_total, joined_sums, highest, total, sums)
-    else:
-        alone = first_segment == last_segment
-    if alone:
-        # Rows beyond the last query have seen nothing.
-        result = sums / tl.where(query_exists, total, 1.0)[:, None]
-        tl.store(out_at, result.to(out.dtype.element_ty), mask=out_mask)
+        store_result(out, out_row, d, size, total, sums, query_exists, in_head)
+    elif first_segment == last_segment:
+        store_result(out, out_row, d, size, total, sums, query_exists, in_head)
     else:
         active = query_exists & sees_segment(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
         # One segment's rows in `parts`, and this block's rows of the first segment.
@@ -206,8 +202,7 @@ def attend(
                 parts, peaks, totals, at, rows, d, size, first_segment, last_segment, query_exists, in_head,
                 last, position, window, skip, BLOCK_M, BLOCK_D, SEGMENT, WINDOW, GAP, UNROLLED,
             )  # fmt: skip
-            result = sums / tl.where(query_exists, total, 1.0)[:, None]
-            tl.store(out_at, result.to(out.dtype.element_ty), mask=out_mask)
+            store_result(out, out_row, d, size, total, sums, query_exists, in_head)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks", "last_position"])
