@@ -140,7 +140,7 @@ KERNEL_MUTANTS = [
            ">> (inside & 31)) & 1 != 0", ">> (inside + 1 & 31)) & 1 != 0",
            [_FUSED + "the_deepest_and_the_widest_tree_equal_the_reference[False]"]),
     Mutant("GPU kernels: a token of a tree rotated by its column", "kernels/triton/cache_write.py",
-           "position = tl.load(positions + token)", "position += 0",
+           "position = tl.load(positions + token, mask=exists, other=0)", "position += 0",
            [_ROTATED + "[kernels.triton.cache_write]"]),
     Mutant("GPU kernels: the last program but one merges", "kernels/triton/segments.py",
            "tl.atomic_add(counter, 1) == last_segment - own_segment",
