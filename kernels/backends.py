@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .flash import version_for
-from .plan import AttentionPlan
+from .plan import MAX_SPLIT_ROWS, AttentionPlan, Rotation
 from .reference.attention import pad, sdpa, split
 from .support import capability, why_unavailable
 
@@ -40,11 +40,22 @@ def fused(
     window: int | None = None,
     softcap: float | None = None,
     prefix: tuple[Tensor, Tensor] | None = None,
+    rotation: Rotation | None = None,
 ) -> Tensor:
-    """Compute attention with our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
+    """Compute attention with our Triton kernel. Same arguments and result as `pad`.
+
+    `rotation`, for steps that `rotates_inside` accepts, is as in triton/attention.py.
+    """
     from .triton.attention import fused as kernel  # imports triton
 
-    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
+    options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
+    return kernel(query, key, value, plan, **options, rotation=rotation)
+
+
+def rotates_inside(backend: str, query: Tensor, key: Tensor, plan: AttentionPlan) -> bool:
+    """Return whether `fused` computes this step, and rotates its queries and keys itself."""
+    few = query.shape[1] // key.shape[1] * query.shape[2] <= MAX_SPLIT_ROWS
+    return few and (backend == "fused" or (backend == "mixed" and _mixed(query, key, plan) is fused))
 
 
 def flash(
@@ -111,9 +122,13 @@ def mixed(
 
     Same arguments and result as `pad`.
     """
-    is_plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
-    kernel = flash if is_plain and shape_key(query, key) in FLASH_FASTER else fused
+    kernel = _mixed(query, key, plan)
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
+
+
+def _mixed(query: Tensor, key: Tensor, plan: AttentionPlan) -> Callable[..., Tensor]:
+    is_plain = plan.shared is None and plan.gap is None and plan.tree is None
+    return flash if is_plain and shape_key(query, key) in FLASH_FASTER else fused
 
 
 BACKENDS: dict[str, Callable[..., Tensor]] = {

@@ -29,6 +29,9 @@ SINKS = 64
 _GAP_UNIT = 64
 # The maximum number of tokens of a tree: the bits of one int64 name the tree tokens that a token sees.
 MAX_TREE_TOKENS = 63
+# With more query rows (group x queries) per key-value head than this, a program of our attention kernel takes all
+# columns: compared with the keys and values, sums of parts would need many bytes. Such steps are rotated before.
+MAX_SPLIT_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class AttentionPlan:
         gap: None, or in a windowed step the number of tokens in the window. The queries of such a step do not see
             the columns from SINKS up to `window_starts(gap)`.
         tree: the trees that the new tokens form, if any.
+        counters: int32 zeros on the device, in which the programs of a launch count each other; each launch leaves
+            zeros. Steps that may run at the same time must not share them.
     """
 
     lengths: Tensor
@@ -128,6 +133,7 @@ class AttentionPlan:
     shared: SharedPart | None = None
     gap: int | None = None
     tree: TreeMask | None = None
+    counters: Tensor | None = None
     _cached: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], _T]) -> _T:
@@ -136,6 +142,12 @@ class AttentionPlan:
             self._cached[key] = make()
         value: _T = self._cached[key]
         return value
+
+    def zeros(self, count: int) -> Tensor:
+        """Return at least `count` of `counters`, made for this step if there are fewer."""
+        if self.counters is None or self.counters.numel() < count:
+            self.counters = torch.zeros(count, dtype=torch.int32, device=self.lengths.device)
+        return self.counters
 
     @cached_property
     def own_host(self) -> list[int]:
@@ -248,6 +260,45 @@ class AttentionPlan:
             return bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
 
         return self.once(("bias", window, group, dtype, kv_heads), make)
+
+
+@dataclass
+class Rotation:
+    """What it takes to rotate a layer's new queries and keys, and to write its keys and values to the cache.
+
+    Attributes:
+        qkv: [B, S, Hq + 2 Hkv, D], contiguous: queries, keys and values.
+        cache: [2, >=B, Hkv, L, D].
+        cos, sin: float32 [positions, D / 2]; the last entry serves all later positions.
+        norms: weights [D] of the RMS norms of queries and keys, or None.
+        eps: the norms' epsilon.
+    """
+
+    qkv: Tensor
+    cache: Tensor
+    cos: Tensor
+    sin: Tensor
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+
+    def apply(self, rotate_write: Callable[..., None], plan: AttentionPlan) -> None:
+        """Rotate queries in place, and write keys and values, with a kernel or its reference (cache.py)."""
+        starts = None if plan.shared is None else plan.shared.starts
+        positions = None if plan.tree is None else plan.positions
+        rotate_write(
+            self.qkv, self.cache, plan.lengths, self.cos, self.sin, self.norms, self.eps, starts, positions
+        )
+
+    def fits(self, query: Tensor, key: Tensor) -> bool:
+        """Return whether the queries are the first heads of `qkv`, and the keys in `cache`."""
+        batch, heads, queries, dim = query.shape
+        return (
+            self.qkv.is_contiguous()
+            and self.qkv.shape == (batch, queries, heads + 2 * key.shape[1], dim)
+            and (query.data_ptr(), key.data_ptr()) == (self.qkv.data_ptr(), self.cache.data_ptr())
+            and self.cos.dtype == torch.float32
+            and 2 * self.cos.shape[1] == dim
+        )
 
 
 def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:

@@ -56,6 +56,8 @@ class RaggedCache:
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
+        # For the at most 16 blocks of query rows that the kernel of attention splits into segments.
+        self.counters = torch.zeros(16 * max_batch * kv_heads, dtype=torch.int32, device=device)
 
     def attach(self, row: int, group: int, length: int) -> None:
         """Make a row begin with the first `length` tokens of row `group` of the prefix; length 0 detaches it.
@@ -151,6 +153,7 @@ class RaggedCache:
 
     def _add_views(self, plan: AttentionPlan) -> AttentionPlan:
         """Add the views of all layers at once: slicing in every layer would cost more than the copies."""
+        plan.counters = self.counters
         plan.views = self.buffer[:, :, : len(plan.lengths), :, : plan.extent].flatten(0, 1).unbind(0)
         return plan
 

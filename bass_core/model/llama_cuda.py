@@ -1,9 +1,10 @@
-"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation and one attention.
+"""A short forward for Llama-shaped models on a GPU: five kernels per layer, four products and attention.
 
 It replaces CausalModel's `forward`, with equal results within rounding. The weights of queries, keys and values
 are joined, and so are those of gate and up. On an accelerator they are stored once: the model's own parameters
 become views of the joined ones. `LlamaCuda.plan` chooses the products that run on kernels/triton/linear.py; torch
-computes the others.
+computes the others, with our norms and gate around them (kernels/triton/pointwise.py): then a layer takes eight
+kernels. Attention rotates and writes keys, except in long prompts and with torch's or flash-attn's backends.
 
 Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (graphs.py). It also runs on
 a CPU for tests, slowly, in torch or in Triton's interpreter. Rotary embeddings that depend on the text's length,
@@ -13,6 +14,7 @@ and attention biases, are not supported.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS
-from kernels.plan import AttentionPlan
+from kernels.backends import BACKENDS, fused, rotates_inside
+from kernels.plan import AttentionPlan, Rotation
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
 from kernels.shapes import LARGEST_WEIGHT
@@ -148,14 +150,31 @@ class LlamaCuda(CausalModel):
         """Run the rest of a layer, given its joined queries, keys and values, on the stream x [B, S, hidden]."""
         batch, queries, _ = x.shape
         qkv = qkv.view(batch, queries, -1, self.head_dim)
-        self._rotate_write(qkv, cache.buffer[index], plan, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
         keys, values = plan.reads(index)
+        rotation = Rotation(qkv, cache.buffer[index], self.cos, self.sin, layer.head_norms, self.eps)
+        attend = BACKENDS[backend]
+        if self.has_kernels and rotates_inside(backend, query, keys, plan):
+            attend = partial(fused, rotation=rotation)
+        else:
+            self._rotate_write(rotation, plan)
         prefix = None if plan.shared is None else plan.shared.reads(index)
-        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
-        x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
-        wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
-        return self.product(wide, layer.down, residual=x)
+        out = attend(query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
+        attended = out.reshape(batch, queries, -1)
+        if self.has_kernels and not self._multiplies(x, layer.output, layer.gate_up):
+            from kernels.triton.pointwise import add_norm  # imports triton
+
+            x, normed = add_norm(F.linear(attended, layer.output), layer.mlp_norm, self.eps, residual=x)
+            wide = self.product(normed, layer.gate_up, gate=True)
+        else:
+            x = self.product(attended, layer.output, residual=x)
+            wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
+        return self.product(wide, layer.down, residual=x, overwrite=True)
+
+    def _multiplies(self, x: Tensor, *weights: Tensor) -> bool:
+        """Return whether our kernel computes the product of x with one of the weights."""
+        rows = x.numel() // x.shape[-1]
+        return any(self.plan.takes(rows, x.itemsize, weight.nbytes) for weight in weights)
 
     def product(
         self,
@@ -164,24 +183,26 @@ class LlamaCuda(CausalModel):
         norm: Tensor | None = None,
         gate: bool = False,
         residual: Tensor | None = None,
+        overwrite: bool = False,
     ) -> Tensor:
-        """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides."""
-        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize, weight.nbytes):
-            from kernels.triton import linear as module  # imports triton
+        """Run `linear` of kernels/triton/linear.py, on our kernel or in torch, as `plan` decides.
 
-            options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
-            return module.linear(x, weight, **options)
-        return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
+        `overwrite` allows the result to replace the residual.
+        """
+        options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
+        if not self.has_kernels:
+            return linear_reference.linear(x, weight, **options)
+        from kernels.triton import linear, pointwise  # import triton
 
-    def _rotate_write(
-        self, qkv: Tensor, cache: Tensor, plan: AttentionPlan, norms: tuple[Tensor, Tensor] | None
-    ) -> None:
+        if self._multiplies(x, weight):
+            return linear.linear(x, weight, **options)
+        return pointwise.linear(x.contiguous(), weight, **options, overwrite=overwrite)
+
+    def _rotate_write(self, rotation: Rotation, plan: AttentionPlan) -> None:
         rotate_write = cache_reference.rotate_write
         if self.has_kernels:
             from kernels.triton.cache_write import rotate_write  # imports triton
-        starts = None if plan.shared is None else plan.shared.starts
-        positions = None if plan.tree is None else plan.positions
-        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts, positions)
+        rotation.apply(rotate_write, plan)
 
 
 def _weight(module: Any) -> Tensor:

@@ -29,7 +29,7 @@ class ModelShape:
         parameters: number of parameters in memory, including an embedding table that is only looked up.
         bytes_per_weight: 2 for bfloat16.
         torch_kernels: additional kernels per layer in a step of several tokens, because torch multiplies with
-            weights of more than LARGEST_WEIGHT bytes, and norms, gates and sums are then kernels of their own.
+            weights of more than LARGEST_WEIGHT bytes, and the norms and the gate are then separate kernels.
     """
 
     name: str
@@ -85,9 +85,9 @@ MODELS = {
 PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
 
 
-# Kernels that our products contain and torch's don't (model/llama_cuda.py): the norm before queries, keys and
-# values; the sum after attention; norm, silu and product around gate and up; the sum after down.
-_FUSED = (1, 1, 3, 1)
+# Kernels around each of a layer's four products if torch computes it (model/llama_cuda.py): the norm before
+# queries, keys and values; the sum and norm before gate and up, and the gate after them.
+_FUSED = (1, 0, 2, 0)
 
 
 def _torch_kernels(sizes: tuple[float, float, float, float]) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bass_core.model.forward import token_tree, verified_tree
 from bass_core.sample.distribution import _threshold
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import AttentionPlan, SharedPart
+from kernels.plan import AttentionPlan, Rotation, SharedPart
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
 from kernels.reference.attention import pad
@@ -61,6 +61,10 @@ def _cases(ctx: Context) -> Cases:
                 yield (
                     f"write: D={dim} S={width} {dtype} norm={norm}",
                     partial(_write, ctx, dim, width, dtype, norm),
+                )
+                yield (
+                    f"attention that rotates: D={dim} S={width} {dtype} norm={norm}",
+                    partial(_rotating_attention, ctx, dim, width, dtype, norm),
                 )
         for m, (n, k), gate in product(rows, sizes, (False, True)):
             if m <= (64 if dtype.itemsize == 2 else 16):
@@ -189,8 +193,41 @@ def _write(ctx: Context, dim: int, width: int, dtype: torch.dtype, norm: bool) -
     torch.testing.assert_close(mine, plain, **tolerance)
 
 
+def _rotating_attention(ctx: Context, dim: int, width: int, dtype: torch.dtype, norm: bool) -> None:
+    """Compare attention that rotates and writes with a rotation before it: equal bits, except after a norm."""
+    from kernels.triton.attention import fused
+    from kernels.triton.cache_write import rotate_write
+
+    device = ctx.device
+    longest = 600 if ctx.tiny else 1600
+    lengths = torch.tensor([3, 0, 17, longest]).to(device)
+    qkv = torch.randn(4, width, 8 + 2 * 2, dim).to(device, dtype)
+    cache = torch.randn(2, 4, 2, longest + width, dim).to(device, dtype)
+    angles = torch.outer(torch.arange(float(longest)), 1.0 / torch.arange(1, dim // 2 + 1)).to(device)
+    weights = torch.rand(2, dim).to(device, dtype)
+    norms = (weights[0], weights[1]) if norm else None
+    for parts in (False, True):
+        results = []
+        for inside in (True, False):
+            states, stored = qkv.clone(), cache.clone()
+            step = AttentionPlan(lengths, lengths.tolist(), width)
+            rotation = Rotation(states, stored, angles.cos(), angles.sin(), norms, 1e-6)
+            if not inside:
+                rotation.apply(rotate_write, step)
+            query = states[:, :, :8].transpose(1, 2)
+            options: Any = {"scaling": 0.1, "rotation": rotation if inside else None, "parts": parts}
+            for _ in range(3 if inside else 1):
+                out = fused(query, stored[0], stored[1], step, **options)
+            if step.counters is not None and step.counters.any():
+                raise AssertionError("a launch left its counters above zero")
+            results.append((out, stored))
+        # The sum of a head's squares has another order in programs of another shape.
+        close = (2e-2 if dtype.itemsize == 2 else 1e-4) if norm else 0.0
+        torch.testing.assert_close(*results, atol=close, rtol=close)
+
+
 def _product(ctx: Context, m: int, n: int, k: int, dtype: torch.dtype, gate: bool) -> None:
-    from kernels.triton.linear import linear
+    from kernels.triton import linear, pointwise
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape).to(ctx.device, dtype)
@@ -203,4 +240,8 @@ def _product(ctx: Context, m: int, n: int, k: int, dtype: torch.dtype, gate: boo
         }
         exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
         plain = linear_reference.linear(x, weight, gate=gate, **extra)
-        compare(linear(x, weight, gate=gate, **extra), plain, exact, steps=8.0)
+        for module in (linear, pointwise):
+            compare(module.linear(x, weight, gate=gate, **extra), plain, exact, steps=8.0)
+    if not gate:
+        # The last residual is overwritten.
+        compare(pointwise.linear(x, weight, overwrite=True, **extra), plain, exact, steps=8.0)

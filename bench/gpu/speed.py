@@ -114,7 +114,9 @@ def steps(ctx: Context) -> None:
     target = pair.target_step
     if isinstance(target, LlamaCuda):
         for (label, target.plan), (rows, width) in product(PLANS.items(), ((1, 1), (8, 1), (8, 5))):
-            ctx.row(f"products by {label}", f"b{rows} x {width}", step_ms(ctx, target, rows, width, kvs[0]), "ms")
+            case, name = f"products by {label}", f"b{rows} x {width}"
+            count = partial(_count_kernels, ctx, case, name, len(target.blocks))
+            ctx.row(case, name, step_ms(ctx, target, rows, width, kvs[0], profiled=count), "ms")
         target.plan = ProductPlan()
     request = make_request(
         pair, ctx.prompts(sizes[1], 384, 512, pair.vocab), max_new_tokens=64, draft_length=5, drafter="model",
@@ -187,7 +189,14 @@ def known_card(name: str) -> Hardware | None:
 
 @torch.inference_mode()
 def step_ms(
-    ctx: Context, model: CausalModel, rows: int, width: int, kv: int, backend: str = "auto", graphs: bool = True
+    ctx: Context,
+    model: CausalModel,
+    rows: int,
+    width: int,
+    kv: int,
+    backend: str = "auto",
+    graphs: bool = True,
+    profiled: Callable[[Callable[[], object]], None] | None = None,
 ) -> float:
     """Return the median milliseconds of a step, or of its replay if it was captured.
 
@@ -196,6 +205,7 @@ def step_ms(
         width: new tokens per row.
         kv: cached tokens per row.
         graphs: whether to capture the step.
+        profiled: is called with the step at the end.
     """
     make = make_runner if graphs else ModelRunner
     runner = make(model, rows, kv + width, model.vocab, choose_backend(backend, ctx.device, ctx.dtype))
@@ -209,6 +219,8 @@ def step_ms(
             raise RuntimeError("the step could not be captured")
         call = next(reversed(runner.slot.steps.values())).replay
     ms = milliseconds(call, ctx.device)
+    if profiled is not None:
+        profiled(call)
     del runner, call
     release_idle(model)
     return ms
@@ -232,8 +244,23 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int 
     return median(times[3:])
 
 
+def _count_kernels(ctx: Context, case: str, name: str, layers: int, call: Callable[[], object]) -> None:
+    """Report the kernels of a step, those before and after its layers included, per layer."""
+    count = sum(count for _, count, _ in _profile(ctx, call)[1])
+    ctx.row(case, f"{name}: kernels per layer", count / layers)
+
+
 def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
     """Report the kernels of a call, and the share of time without one."""
+    wall_us, rows = _profile(ctx, call)
+    ctx.row(case, "time with the profiler", wall_us, "us")
+    ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in rows) / wall_us))
+    for us, count, name in rows[:MAX_KERNELS]:
+        ctx.row(case, name[:80], us, f"us in {count} calls")
+
+
+def _profile(ctx: Context, call: Callable[[], object]) -> tuple[float, list[tuple[float, int, str]]]:
+    """Return a call's microseconds, and for each kernel its microseconds, calls and name, the longest first."""
     cuda = ctx.device.type == "cuda"
     call()
     with profile(
@@ -245,8 +272,5 @@ def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
             torch.cuda.synchronize(ctx.device)
         wall_us = 1e6 * (time.perf_counter() - started)
     spent = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = sorted(((getattr(row, spent), row.count, row.key) for row in profiler.key_averages()), reverse=True)
-    ctx.row(case, "time with the profiler", wall_us, "us")
-    ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in rows) / wall_us))
-    for us, count, name in rows[:MAX_KERNELS]:
-        ctx.row(case, name[:80], us, f"us in {count} calls")
+    rows = ((getattr(row, spent), row.count, row.key) for row in profiler.key_averages())
+    return wall_us, sorted(rows, reverse=True)

@@ -22,6 +22,7 @@ _REPLAYED = [_CAPTURED + "a_replay_of_trees_equals_the_eager_step[CausalModel-pa
 _HELD = [_PREFIX + "rows_attend_over_their_prompts_and_each_prefix_is_fed_once"]
 _FAMILY = "tests/kernels/cpu/test_families.py::test_"
 _NEAR = _FAMILY + "log_probabilities_are_nearer_to_float32_than_transformers_own"
+_FUSED = _KERNELS + "fused_attention.py::test_"
 _ROTATED = _KERNELS + "layer_kernels.py::test_a_tree_token_is_rotated_by_its_position_and_written_to_its_column"
 
 _TILES = "tests/kernels/cpu/test_emulated_tiles.py::test_"
@@ -137,11 +138,24 @@ KERNEL_MUTANTS = [
             "[mistral-settings0-its window of 255 is smaller than its context]"]),
     Mutant("GPU kernels: what a token sees of its tree shifted by one", "kernels/triton/blocks.py",
            ">> (inside & 31)) & 1 != 0", ">> (inside + 1 & 31)) & 1 != 0",
-           [_KERNELS + "fused_attention.py::test_the_deepest_and_the_widest_tree_equal_the_reference[False]"]),
+           [_FUSED + "the_deepest_and_the_widest_tree_equal_the_reference[False]"]),
     Mutant("GPU kernels: a token of a tree rotated by its column", "kernels/triton/cache_write.py",
-           "position = tl.load(positions + token)", "position += 0",
+           "position = tl.load(positions + token, mask=exists, other=0)", "position += 0",
            [_ROTATED + "[kernels.triton.cache_write]"]),
-    Mutant("GPU forward: tokens of a tree rotated by their columns", "bass_core/model/llama_cuda.py",
+    Mutant("GPU kernels: the last program but one merges", "kernels/triton/segments.py",
+           "tl.atomic_add(counter, 1) == last_segment - own_segment",
+           "tl.atomic_add(counter, 1) == last_segment - own_segment - 1",
+           [_FUSED + "parts_take_one_launch_and_leave_their_counters_at_zero"]),
+    Mutant("GPU kernels: counters of programs left as they are", "kernels/triton/segments.py",
+           "            tl.store(counter, 0)\n", "",
+           [_FUSED + "parts_take_one_launch_and_leave_their_counters_at_zero"]),
+    Mutant("GPU kernels: attention that writes no new keys", "kernels/triton/segments.py",
+           "range(tl.maximum(low, length), high, BLOCK_M)", "range(tl.maximum(low, length + 1), high, BLOCK_M)",
+           [_FUSED + "attention_that_rotates_equals_rotation_before_it[chain-True-dtype0-True]"]),
+    Mutant("GPU forward: a norm without the sum before it", "bass_core/model/llama_cuda.py",
+           "layer.mlp_norm, self.eps, residual=x)", "layer.mlp_norm, self.eps)",
+           ["tests/bass_core/model/test_llama_cuda.py::test_the_gpus_forward_equals_the_models[torch-llama]"]),
+    Mutant("GPU forward: tokens of a tree rotated by their columns", "kernels/plan.py",
            "positions = None if plan.tree is None else plan.positions", "positions = None",
            [_CAPTURED + "the_logits_of_a_tree_are_those_of_its_paths[LlamaCuda-pad-llama]"]),
     Mutant("GPU kernels: a rejected draft's q left in p", "kernels/triton/walk.py",

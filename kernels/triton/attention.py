@@ -1,15 +1,16 @@
-"""Ragged attention in one launch or a few: the result of BASS-SPLIT with hardly more launches than BASS-PAD.
+"""Ragged attention in one launch: the result of BASS-SPLIT with no more launches than BASS-PAD.
 
 `fused` takes the arguments of `pad` (reference/attention.py), its torch reference, and returns the same. Lengths,
 starts and groups are read on the device, so a captured launch serves every later step. It supports fp16, bf16 and
 fp32, and head_dim up to 256, but neither backward nor dropout.
 
 Each program takes a block of the query rows of one key-value head, with (g, s) folded into one axis, and a segment
-of the columns; another launch merges the segments (flash-decoding). If the rows alone fill the device, as in a
-prefill, a program takes all segments, and one launch is enough. Segments that lie in a shared prefix are computed
-for all its rows together (bifurcated attention, arXiv 2403.08845). Trees of tokens use the same launches: what a
-query sees of its tree is one number, read once per program. Invariant: a row's sums depend neither on what is
-shared, nor on other rows, nor on the number of launches (segments.py).
+of the columns; the last program of a block to finish merges its segments (flash-decoding). Programs of segments
+that a row doesn't reach end at once, so a captured launch costs as much as the row's filled columns. If the rows
+alone fill the device, as in a prefill, a program takes all segments. Segments that lie in a shared prefix are
+computed for all its rows together, in a launch before (bifurcated attention, arXiv 2403.08845). Trees of tokens
+use the same launches: what a query sees of its tree is one number, read once per program. Invariant: a row's sums
+depend neither on what is shared, nor on other rows, nor on the number of programs (segments.py).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import torch
 import triton
 from torch import Tensor
 
-from ..plan import MAX_TREE_TOKENS, AttentionPlan, TreeMask
+from ..plan import MAX_SPLIT_ROWS, MAX_TREE_TOKENS, AttentionPlan, Rotation, TreeMask
 from ..reference.attention import pad
 from ..support import CompileFailed, capability, needs_float32, processors, shared_bytes, why_unavailable
+from .cache_write import rotate_write
 from .launch import launch
-from .segments import attend, attend_prefix, merge
+from .segments import attend, attend_prefix
 
 Pair = tuple[Tensor, Tensor]
 
@@ -35,15 +37,12 @@ SEGMENT = 512
 # If there would be fewer programs per multiprocessor than this with all segments in each program, each takes only
 # one segment.
 _PROGRAMS_PER_PROCESSOR = 3
-# With more query rows per key-value head than this, programs take all segments: compared with the keys and values,
-# the segments' sums would need many bytes.
-MAX_SPLIT_ROWS = 256
 # The maximum number of float32 numbers in the sums of all segments; they take 256 MiB.
 MAX_PART_NUMBERS = 1 << 26
 # Devices of capability 8.6, 8.9 and 12.0 have fewer bytes of shared memory per program.
 _AMPLE_SHARED = 128 * 1024
-# Segments that `merge` loads at once.
-UNROLLED = 8
+# The most numbers of segments' sums that a program loads at once to merge them.
+_MERGED_NUMBERS = 4096
 
 
 def tiles(
@@ -113,24 +112,32 @@ def fused(
     window: int | None = None,
     softcap: float | None = None,
     prefix: Pair | None = None,
+    rotation: Rotation | None = None,
     parts: bool | None = None,
 ) -> Tensor:
-    """Compute attention in one launch or a few. Same arguments and result as `pad` (reference/attention.py).
+    """Compute attention in one launch, or two with prefixes. Same arguments and result as `pad`.
 
     If no tile size could be compiled, `pad` computes the result. With `pad`, or with another tile size than the
-    first, a row's sums may be rounded differently from those of other launches. `parts` fixes whether each program
-    takes one segment (for tests); None lets `in_parts` choose.
+    first, a row's sums may be rounded differently from those of other launches.
+
+    Args:
+        rotation: normalise and rotate the queries and the new keys first, and write keys and values to the cache;
+            `query`, `key` and `value` are then views of its tensors. For at most MAX_SPLIT_ROWS query rows.
+        parts: whether each program takes one segment (for tests); None lets `in_parts` choose.
 
     Raises:
         ValueError: if shapes or dtypes are not supported, or kernels can't run here.
     """
-    _check(query, key, value, plan, prefix)
+    _check(query, key, value, plan, prefix, rotation)
     device, rows = query.device, query.shape[1] // key.shape[1] * query.shape[2]
     narrow = plan.tree is not None or plan.gap is not None
     options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
     for tile in tiles(query.shape[3], rows, key.element_size(), shared_bytes(device), capability(device), narrow):
         with suppress(CompileFailed):
-            return _attend(query, key, value, plan, **options, parts=parts, tile=tile)
+            return _attend(query, key, value, plan, **options, rotation=rotation, parts=parts, tile=tile)
+    if rotation is not None:
+        rotation.apply(rotate_write, plan)
+        return fused(query, key, value, plan, **options, parts=parts)
     return pad(query, key[:, :, : plan.extent], value[:, :, : plan.extent], plan, **options)
 
 
@@ -144,6 +151,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
     prefix: Pair | None,
+    rotation: Rotation | None,
     parts: bool | None,
     tile: dict[str, int],
 ) -> Tensor:
@@ -159,25 +167,29 @@ def _attend(
     if parts is None:
         programs, numbers = blocks * kv_heads * batch, segments * rows * (dim + 2)
         parts = in_parts(device, programs, group * queries, segments, in_prefix > 0, numbers)
-    sums, peaks, totals = out, out, out
+    lengths = plan.lengths
+    # Absent tensors are replaced by others, and not read.
+    sums, peaks, totals, counters = out, out, out, lengths
     if parts:
         sums = torch.empty(segments, rows, dim, dtype=torch.float32, device=device)
         peaks, totals = (torch.empty(segments, rows, dtype=torch.float32, device=device) for _ in range(2))
-    lengths = plan.lengths
+        counters = plan.zeros(batch * kv_heads * blocks)
     skips = lengths if plan.gap is None else plan.window_starts(plan.gap)
-    # Absent tensors are replaced by `lengths`, and not read.
     starts, groups, order = (lengths,) * 3 if shared is None else (shared.starts, shared.groups, shared.order)
     bases, positions, marks = (lengths,) * 3 if plan.tree is None else _tree(plan, plan.tree, window)
+    angles: Any = (query,) * 4
+    last_position, eps = 0, 0.0
+    if rotation is not None:
+        angles = (rotation.cos, rotation.sin, *(rotation.norms or angles[:2]))
+        last_position, eps = len(rotation.cos) - 1, rotation.eps
     stored = (key, value) if prefix is None else prefix
     strides = [stride for tensor in stored for stride in tensor.stride()[:3]]
     common: dict[str, Any] = {
-        "GROUP": group, "EXACT": dim == tile["BLOCK_D"], "BLOCK_D": tile["BLOCK_D"], "SEGMENT": SEGMENT,
+        "GROUP": group, "EXACT": dim == tile["BLOCK_D"], "SEGMENT": SEGMENT,
         "WINDOW": window is not None, "GAP": plan.gap is not None, "TREE": plan.tree is not None,
-        "enable_fp_fusion": False,
-    }  # fmt: skip
-    products: dict[str, Any] = {
+        "ROTATE": rotation is not None, "NORM": rotation is not None and rotation.norms is not None,
         "SOFTCAP": softcap is not None, "WIDEN": needs_float32(key.dtype),
-        "PRECISION": "ieee" if key.dtype == torch.float32 else "tf32", **common, **tile,
+        "PRECISION": "ieee" if key.dtype == torch.float32 else "tf32", "enable_fp_fusion": False, **tile,
     }  # fmt: skip
     scale, cap, width = scaling, softcap or 1.0, window or 0
     if parts and in_prefix:
@@ -186,19 +198,17 @@ def _attend(
         meeting = min(stored[0].shape[0], batch, 1 + triton.cdiv(tile["BLOCK_M"], group * queries))
         launch(attend_prefix, (many * in_prefix, kv_heads, meeting),
             query, *stored, lengths, starts, groups, order, skips, positions, sums, peaks, totals,
-            *query.stride()[:3], *strides, scale, cap, batch, queries, width, many, dim, **products,
+            *angles[:3], last_position, eps, *query.stride()[:3], *strides,
+            scale, cap, batch, queries, width, many, dim, **common,
         )  # fmt: skip
     launch(attend, (blocks * (segments if parts else 1), kv_heads, batch),
         query, key, value, *stored, lengths, starts, groups, order, skips, bases, positions, marks,
-        sums, peaks, totals, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides,
+        sums, peaks, totals, counters, out, *angles, last_position, eps,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides,
         scale, cap, queries, width, segments if parts else 1, dim,
-        HEADS=heads, SHARED=shared is not None, WHOLE=not parts, **products,
+        HEADS=heads, SHARED=shared is not None, WHOLE=not parts,
+        UNROLLED=min(8, max(1, _MERGED_NUMBERS // (tile["BLOCK_M"] * tile["BLOCK_D"]))), **common,
     )  # fmt: skip
-    if parts:
-        launch(merge, (batch * group * queries, kv_heads),
-            sums, peaks, totals, lengths, order, skips, positions, out, batch, queries, width, dim,
-            SHARED=shared is not None, UNROLLED=UNROLLED, num_warps=4, **common,
-        )  # fmt: skip
     return out
 
 
@@ -220,7 +230,14 @@ def _tree(plan: AttentionPlan, tree: TreeMask, window: int | None) -> tuple[Tens
     return bases, positions, plan.once(("marks", window), marks)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, prefix: Pair | None) -> None:
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    prefix: Pair | None,
+    rotation: Rotation | None,
+) -> None:
     reason = why_unavailable(query.device)
     if reason:
         raise ValueError(f"fused attention can't run: {reason}.")
@@ -238,5 +255,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, prefi
     for stored in prefix or ():
         if stored.dtype != key.dtype or stored.shape[1::2] != key.shape[1::2] or stored.stride(3) != 1:
             raise ValueError(f"a prefix of shape {tuple(stored.shape)} does not fit keys {tuple(key.shape)}.")
+    few = heads // key.shape[1] * queries <= MAX_SPLIT_ROWS
+    if rotation is not None and not (few and rotation.fits(query, key)):
+        raise ValueError(f"a rotation does not fit queries {tuple(query.shape)} and keys {tuple(key.shape)}.")
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
         raise ValueError("the last dimension of query, key and value must be contiguous.")

@@ -129,9 +129,41 @@ def empty_sums(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def store_sums(out, peaks, totals, before, m, d, size, highest, total, sums, active, in_head):
-    """Store a segment's sums for `merge` in the rows before + m, for queries that see the segment (`active`)."""
-    tl.store(peaks + before + m, highest, mask=active)
-    tl.store(totals + before + m, total, mask=active)
-    at = out + before * size + m[:, None] * size + d[None, :]
-    tl.store(at, sums, mask=active[:, None] & in_head[None, :])
+def store_sums(parts, peaks, totals, at, d, size, highest, total, sums, active, in_head):
+    """Store a segment's sums for `merge_parts` in the rows `at`, for queries that see the segment (`active`)."""
+    tl.store(peaks + at, highest, mask=active)
+    tl.store(totals + at, total, mask=active)
+    tl.store(parts + at[:, None] * size + d[None, :], sums, mask=active[:, None] & in_head[None, :])
+
+
+@triton.jit
+def store_result(out, at, d, size, total, sums, query_exists, in_head):
+    """Store the attention of queries in the rows `at`. Rows beyond the last query have seen nothing."""
+    result = sums / tl.where(query_exists, total, 1.0)[:, None]
+    out_at = out + at[:, None] * size + d[None, :]
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=query_exists[:, None] & in_head[None, :])
+
+
+@triton.jit
+def merge_parts(
+    parts, peaks, totals, at, rows, d, size, first_segment, last_segment, query_exists, in_head,
+    last, position, window, skip,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr,
+    UNROLLED: tl.constexpr,
+):  # fmt: skip
+    """Return the highest, total and sums of all segments, stored by `store_sums`.
+
+    `at` are the queries' rows of the first segment, and `rows` how many rows one segment has. UNROLLED segments
+    are loaded at once, and merged one after another.
+    """
+    highest, total, sums = empty_sums(BLOCK_M, BLOCK_D)
+    for begin in range(first_segment, last_segment + 1, UNROLLED):
+        for i in tl.static_range(UNROLLED):
+            seen = query_exists & sees_segment(begin + i, last, position, window, skip, SEGMENT, WINDOW, GAP)
+            here = at + (begin + i) * rows
+            more_highest = tl.load(peaks + here, mask=seen, other=float("-inf"))
+            more_total = tl.load(totals + here, mask=seen, other=0.0)
+            sums_at = parts + here[:, None] * size + d[None, :]
+            more_sums = tl.load(sums_at, mask=seen[:, None] & in_head[None, :], other=0.0)
+            highest, total, sums = merge_sums(highest, total, sums, more_highest, more_total, more_sums)
+    return highest, total, sums

@@ -20,6 +20,11 @@ from torch import Tensor
 from ..reference import cache as reference
 from ..support import CompileFailed, why_unavailable
 from .launch import launch
+from .rotary import rotated
+
+# Tokens of a program of `rotate`. With so many, a thread of a warp has as many numbers of a head as in attention,
+# and so sums the squares of a head in the same order.
+_TOKENS = 4
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -42,57 +47,45 @@ def put(
     tl.store(at + c_kv, value.to(cache.dtype.element_ty), mask=d < DIM)
 
 
-@triton.jit(do_not_specialize=["queries", "last_position"])
+@triton.jit(do_not_specialize=["queries", "tokens", "last_position"])
 def rotate(
-    qkv, cache, lengths, starts, positions, cos, sin, q_norm, k_norm, queries, last_position, eps,
+    qkv, cache, lengths, starts, positions, cos, sin, q_norm, k_norm, queries, tokens, last_position, eps,
     c_kv, c_b, c_h, c_n,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
-    SHARED: tl.constexpr, TREE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    NORM: tl.constexpr, SHARED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, rotate and store one head of q, k or v, in program (token, head).
-
-    The rotation is RoFormer's, of pairs i and i + D / 2.
-    """
-    token = tl.program_id(0).to(tl.int64)
+    """Normalise, rotate and store one head of q, k or v of BLOCK_T tokens, in program (block of tokens, head)."""
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    exists = token < tokens
     row = token // queries
-    s = token % queries
     head = tl.program_id(1)
-    i = tl.arange(0, BLOCK)
-    inside = i < HALF
-    at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + i
-    a = tl.load(at, mask=inside, other=0.0)
-    b = tl.load(at + HALF, mask=inside, other=0.0)
-    position = tl.load(lengths + row) + s
+    d = tl.arange(0, BLOCK_D)
+    mask = exists[:, None] & (d < DIM)[None, :]
+    at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
+    position = tl.load(lengths + row, mask=exists, other=0) + token % queries
     place = position
     if TREE:
-        position = tl.load(positions + token)
+        position = tl.load(positions + token, mask=exists, other=0)
     if SHARED:
-        place -= tl.load(starts + row)
+        place -= tl.load(starts + row, mask=exists, other=0)
     kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
     is_value = head >= HEADS + KV_HEADS
-    to = cache + row * c_b + kv_head * c_h + place * c_n + i + tl.where(is_value, c_kv, 0)
+    to = cache + row * c_b + kv_head * c_h + place * c_n + tl.where(is_value, c_kv, 0)
     if is_value:
-        tl.store(to, a.to(cache.dtype.element_ty), mask=inside)
-        tl.store(to + HALF, b.to(cache.dtype.element_ty), mask=inside)
+        value = tl.load(at[:, None] + d[None, :], mask=mask)
+        tl.store(to[:, None] + d[None, :], value.to(cache.dtype.element_ty), mask=mask)
     else:
-        x, y = a.to(tl.float32), b.to(tl.float32)
-        if NORM:
-            scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * HALF) + eps)
-            weight = q_norm
-            if head >= HEADS:
-                weight = k_norm
-            x = x * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-            y = y * scale * tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32)
-        angle = tl.minimum(position, last_position) * HALF + i
-        c = tl.load(cos + angle, mask=inside, other=0.0)
-        n = tl.load(sin + angle, mask=inside, other=0.0)
-        rotated = (x * c - y * n, y * c + x * n)
+        weight = q_norm
+        if head >= HEADS:
+            weight = k_norm
+        turned = rotated(at, exists, position, last_position, cos, sin, weight, d, DIM, eps, NORM)
+        turned = turned.to(qkv.dtype.element_ty)
+        # All threads have read the heads before one of them overwrites them.
+        tl.debug_barrier()
         if head < HEADS:
-            tl.store(at, rotated[0].to(qkv.dtype.element_ty), mask=inside)
-            tl.store(at + HALF, rotated[1].to(qkv.dtype.element_ty), mask=inside)
+            tl.store(at[:, None] + d[None, :], turned, mask=mask)
         else:
-            tl.store(to, rotated[0].to(cache.dtype.element_ty), mask=inside)
-            tl.store(to + HALF, rotated[1].to(cache.dtype.element_ty), mask=inside)
+            tl.store(to[:, None] + d[None, :], turned.to(cache.dtype.element_ty), mask=mask)
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
@@ -146,13 +139,13 @@ def rotate_write(
         raise ValueError(f"positions of shape {tuple(positions.shape)} do not fit {batch} x {queries} tokens.")
     q_norm, k_norm = norms or (cos, cos)
     try:
-        launch(rotate, (batch * queries, total),
+        launch(rotate, (triton.cdiv(batch * queries, _TOKENS), total),
             qkv, cache, lengths, lengths if starts is None else starts,
             lengths if positions is None else positions.contiguous(), cos, sin, q_norm, k_norm,
-            queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
-            HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
-            BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
-            TREE=positions is not None, num_warps=1,
+            queries, batch * queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
+            HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_D=triton.next_power_of_2(dim),
+            BLOCK_T=_TOKENS, NORM=norms is not None, SHARED=starts is not None, TREE=positions is not None,
+            num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     except CompileFailed:
         reference.rotate_write(qkv, cache, lengths, cos, sin, norms, eps, starts, positions)

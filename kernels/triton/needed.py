@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from .. import support
-from ..plan import AttentionPlan, SharedPart, TreeMask
+from ..plan import AttentionPlan, Rotation, SharedPart, TreeMask
 from ..shapes import LARGEST_WEIGHT, Card, Shape
 from ..support import CompileFailed
-from . import accept, attention, block, cache_write, linear, nucleus, pointer, walk
+from . import accept, attention, block, cache_write, linear, nucleus, pointer, pointwise, walk
 from .launch import Launch, collected
 
 Call = Callable[[], object]
@@ -53,9 +53,11 @@ def launches(shape: Shape, card: Card) -> list[Launch]:
 def _calls(shape: Shape, card: Card) -> Iterator[Call]:
     """Yield the calls of the kernels' wrappers, the most usual first."""
     own_forward = shape.hidden > 0
-    yield from _attention(shape)
-    if own_forward and card.capability >= 80:
-        yield from _products(shape)
+    yield from _attention(shape, own_forward)
+    if own_forward:
+        if card.capability >= 80:
+            yield from _products(shape)
+        yield from _around_products(shape)
     yield from _writes(shape, own_forward)
     yield from _draws(shape)
     if shape.verifies:
@@ -70,8 +72,11 @@ def _part() -> SharedPart:
     return SharedPart(_empty(_BATCH), _empty(_BATCH), [], [], _COLUMNS)
 
 
-def _attention(shape: Shape) -> Iterator[Call]:
-    """Yield calls for chains, trees and steps over a gap, with and without prefix, in parts and whole."""
+def _attention(shape: Shape, own_forward: bool) -> Iterator[Call]:
+    """Yield calls for chains, trees and steps over a gap, with and without prefix, in parts and whole.
+
+    In our own forward, attention rotates the queries of all steps but those of many queries, which are whole.
+    """
     dim, number = shape.head_dim, shape.number
     keys = _empty(_BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     kinds = [(False, False), (True, False)] + [(False, True)] * shape.verifies
@@ -83,12 +88,25 @@ def _attention(shape: Shape) -> Iterator[Call]:
             _empty(_BATCH), [], queries, captured_extent=_COLUMNS, shared=_part() if shared else None,
             gap=attention.SEGMENT if gap else None, tree=tokens,
         )  # fmt: skip
-        query = _empty(_BATCH, shape.heads, queries, dim, dtype=number)
-        yield partial(
-            attention.fused, query, keys, keys, plan, scaling=0.1,
+        qkv = _empty(_BATCH, queries, shape.heads + 2 * shape.kv_heads, dim, dtype=number)
+        call = partial(
+            attention.fused, qkv[:, :, : shape.heads].transpose(1, 2), keys, keys, plan, scaling=0.1,
             window=64 if window else None, softcap=20.0 if shape.capped else None,
             prefix=(keys, keys) if shared else None, parts=parts,
         )  # fmt: skip
+        if own_forward:
+            yield partial(call, rotation=_rotation(shape, qkv))
+        if not own_forward or (queries == QUERIES[-1] and not parts):
+            yield call
+
+
+def _rotation(shape: Shape, qkv: Tensor) -> Rotation:
+    """Return the rotation of a layer's queries and keys in our own forward."""
+    dim, number = shape.head_dim, shape.number
+    angles = _empty(_COLUMNS, dim // 2, dtype=torch.float32)
+    norms = (_empty(dim, dtype=number),) * 2 if shape.normed else None
+    cache = _empty(2, _BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
+    return Rotation(qkv, cache, angles, angles, norms, 1e-5)
 
 
 def _products(shape: Shape) -> Iterator[Call]:
@@ -115,24 +133,26 @@ def _products(shape: Shape) -> Iterator[Call]:
         yield partial(linear.linear, x, weight, **options)
 
 
+def _around_products(shape: Shape) -> Iterator[Call]:
+    """Yield the norms and the gate around torch's products: those of prompts, and of large weights."""
+    x, wide = (_empty(_BATCH, 1, size, dtype=shape.number) for size in (shape.hidden, 2 * shape.mlp))
+    yield from (partial(pointwise.add_norm, x, x[0, 0], 1e-5, residual) for residual in (x, None))
+    yield partial(pointwise.gated, wide)
+
+
 def _writes(shape: Shape, own_forward: bool) -> Iterator[Call]:
     """Yield writes of keys and values to the cache, rotated by our own forward or by transformers' code."""
     dim, number = shape.head_dim, shape.number
-    cache = _empty(2, _BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     for shared, tree in product((False, True), (False, True)):
-        starts = _empty(_BATCH) if shared else None
         if own_forward:
             qkv = _empty(_BATCH, 3, shape.heads + 2 * shape.kv_heads, dim, dtype=number)
-            angles = _empty(_COLUMNS, dim // 2, dtype=torch.float32)
-            norms = (_empty(dim, dtype=number),) * 2 if shape.normed else None
-            positions = _empty(_BATCH, 3) if tree else None
-            yield partial(
-                cache_write.rotate_write, qkv, cache, _empty(_BATCH), angles, angles, norms, 1e-5, starts,
-                positions,
-            )  # fmt: skip
+            tokens = TreeMask(_empty(_BATCH, 3), _empty(_BATCH, 3), _empty(_BATCH)) if tree else None
+            plan = AttentionPlan(_empty(_BATCH), [], 3, shared=_part() if shared else None, tree=tokens)
+            yield partial(_rotation(shape, qkv).apply, cache_write.rotate_write, plan)
         elif not tree:
             keys = _empty(_BATCH, shape.kv_heads, 3, dim, dtype=number)
-            yield partial(cache_write.write, keys, keys, cache, _empty(_BATCH), starts)
+            cache = _empty(2, _BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
+            yield partial(cache_write.write, keys, keys, cache, _empty(_BATCH), _empty(_BATCH) if shared else None)
 
 
 def _draws(shape: Shape) -> Iterator[Call]:

@@ -5,6 +5,7 @@ The bits of a row do not depend on prefixes, other rows or the number of launche
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from kernels.plan import MAX_TREE_TOKENS
+from kernels.plan import MAX_TREE_TOKENS, Rotation
 from kernels.triton import attention as fused_attention
+from kernels.triton import cache_write
 from kernels.triton.attention import fused
 from tests.support.models import slow_but
 
@@ -25,7 +27,7 @@ from .steps import HUGE, Step, make_step, make_tree_step
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make segments so short that a few hundred columns have several."""
     monkeypatch.setattr(fused_attention, "SEGMENT", 64)
-    monkeypatch.setattr(fused_attention, "UNROLLED", 2)
+    monkeypatch.setattr(fused_attention, "_MERGED_NUMBERS", 2 * 16 * 16)
 
 
 @pytest.fixture
@@ -156,19 +158,34 @@ def test_no_block_reads_columns_hidden_from_all_its_rows(parts: bool) -> None:
     assert out[0, 48:].isfinite().all() and out[0, :16].isnan().any()
 
 
-def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 16 bits, one launch writes the result from its float32 sums, with the same bits as several launches."""
+def test_parts_take_one_launch_and_leave_their_counters_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, the result is written from float32 sums, with the same bits from one program or several.
+
+    A captured step has programs for all columns of the cache. One row fills a single segment, so its other
+    programs neither store nor count anything.
+    """
+    launched: list[Any] = []
+    run: Callable[..., None] = fused_attention.launch
+
+    def recording(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launched.append(kernel)
+        run(kernel, *arguments, **options)
+
+    monkeypatch.setattr(fused_attention, "launch", recording)
     for dtype in (torch.float16, torch.bfloat16):
-        step = make_step([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
-        whole, parts = (step.run_whole(fused, scaling=0.3, parts=parts) for parts in (False, True))
-        assert whole.dtype == dtype and torch.equal(whole, parts)
-    monkeypatch.setattr(fused_attention, "merge", None)
-    make_step([(61, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
-    with pytest.raises(TypeError):
-        make_step([(62, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
+        step = make_step([(3, 0, 0), (150, 0, 0)], 20, heads=(4, 1), dtype=dtype)
+        whole = step.run_whole(fused, scaling=0.3, parts=False)
+        spare = replace(step, whole=tuple(torch.cat((cache, cache), 2) for cache in step.whole))
+        plan = replace(step.plan, shared=None, host=[], captured_extent=spare.whole[0].shape[2], _cached={})
+        counted = plan.zeros(64)
+        for _ in range(2):
+            parts = fused(spare.query, *spare.whole, plan, scaling=0.3, parts=True)
+            assert parts.dtype == dtype and torch.equal(whole, parts)
+            assert plan.zeros(8) is counted and not counted.any()
+    assert launched == [fused_attention.attend] * 6
 
 
-def test_one_launch_is_enough_if_the_rows_fill_the_device() -> None:
+def test_a_program_takes_all_segments_if_the_rows_fill_the_device() -> None:
     """A CPU is treated as a GPU of four multiprocessors, which 12 programs fill."""
     device = torch.device("cpu")
     assert fused_attention.in_parts(device, programs=11, rows=12, segments=2, shares=False)
@@ -259,3 +276,65 @@ def test_trees_with_a_gap_or_of_another_width_are_refused() -> None:
         replace(step, plan=replace(step.plan, gap=64, _cached={})).run(fused, scaling=0.3)
     with pytest.raises(ValueError, match="4"):
         step.with_tree([row[:4] for row in step.paths], BEFORE).run(fused, scaling=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "dtype", "parts"),
+    slow_but(
+        [("chain", True, torch.bfloat16, True)],
+        [
+            ("chain", True, torch.bfloat16, True),
+            ("chain", False, torch.float32, False),
+            ("tree", True, torch.float32, True),
+            ("tree", False, torch.bfloat16, False),
+            ("gap", True, torch.float16, True),
+            ("window", False, torch.float32, True),
+        ],
+    ),
+)
+def test_attention_that_rotates_equals_rotation_before_it(
+    kind: str, norm: bool, dtype: torch.dtype, parts: bool
+) -> None:
+    """The result and the cache have the same bits. Rows have prefixes, and new tokens lie in one segment or two.
+
+    With 11 queries of 3 heads, several blocks of query rows write the same columns.
+    """
+    options: dict[str, Any] = {"heads": (6, 2), "dim": 20, "dtype": dtype}
+    if kind == "tree":
+        step = make_tree_step(TREE_ROWS, BEFORE, 6, 1, **options)
+    else:
+        step = make_step(ROWS[1:4], 11, gap=20 if kind == "gap" else None, **options)
+    batch, queries = step.plan.lengths.shape[0], step.plan.queries
+    shared = step.plan.shared
+    assert shared is not None
+    qkv = torch.randn(batch, queries, 10, 20).to(dtype)
+    # Padding past the last position is rotated like the last position.
+    angles = torch.outer(torch.arange(215.0), torch.rand(10))
+    norms = (torch.rand(20).to(dtype), torch.rand(20).to(dtype)) if norm else None
+    prefix = tuple(cache[:, :, : shared.extent] for cache in step.prefix)
+    results = []
+    for inside in (True, False):
+        cache, states = torch.stack(step.suffix), qkv.clone()
+        rotation = Rotation(states, cache, angles.cos(), angles.sin(), norms, 1e-6)
+        if not inside:
+            rotation.apply(cache_write.rotate_write, step.plan)
+        query = states[:, :, :6].transpose(1, 2)
+        out = fused(
+            query, *cache, step.plan, scaling=0.2, window=100 if kind == "window" else None, prefix=prefix,
+            rotation=rotation if inside else None, parts=parts,
+        )  # fmt: skip
+        results.append((out, cache))
+    for inside, before in zip(*results, strict=True):
+        assert torch.equal(inside, before)
+    assert results[0][0].isfinite().all() and not torch.equal(results[0][1], torch.stack(step.suffix))
+
+
+def test_a_rotation_of_many_queries_or_of_another_cache_is_refused() -> None:
+    angles = torch.ones(300, 4)
+    for queries, moved in ((257, False), (3, True)):
+        step = make_step([(5, 0, 0)], queries, heads=(1, 1))
+        qkv, cache = torch.randn(1, queries, 3, 8), torch.stack(step.whole)
+        rotation = Rotation(qkv, cache.clone() if moved else cache, angles, angles)
+        plan = replace(step.plan, shared=None, _cached={})
+        with pytest.raises(ValueError, match="rotation"):
+            fused(qkv[:, :, :1].transpose(1, 2), *cache, plan, scaling=0.3, rotation=rotation)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
-from kernels.triton import cache_write, linear
+from kernels.triton import cache_write, linear, pointwise
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -130,3 +130,31 @@ def test_mismatched_shapes_are_refused() -> None:
     for x, weight in (((17, 32), (16, 32)), ((2, 32), (16, 31)), ((0, 32), (16, 32))):
         with pytest.raises(ValueError):
             linear.linear(torch.zeros(x), torch.zeros(weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_torch_with_our_norm_and_gate_equal_the_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 3, 70).to(dtype), torch.randn(2, 3, 70).to(dtype)
+    weights = [(torch.randn(sizes) * 70**-0.5).to(dtype) for sizes in ((2 * 1030, 70), (70, 1030))]
+    norm = torch.rand(70).to(dtype)
+
+    def layer(module: Any, **rest: Any) -> torch.Tensor:
+        to = torch.float64 if module is None else dtype
+        numbers = [tensor.to(to) for tensor in (x, norm, *weights, residual.clone())]
+        linear = (module or linear_reference).linear
+        wide = linear(numbers[0], numbers[2], norm=numbers[1], eps=1e-5, gate=True)
+        out: torch.Tensor = linear(wide, numbers[3], residual=numbers[4], **rest)
+        assert torch.equal(numbers[4], out) is bool(rest)
+        return out
+
+    exact, plain = layer(None), layer(linear_reference)
+    allowed = max(3 * (plain.double() - exact).abs().max().item(), 1e-5)
+    for rest in ({}, {"overwrite": True}):
+        assert (layer(pointwise, **rest).double() - exact).abs().max().item() <= allowed
+    total, normed = pointwise.add_norm(x, norm, 1e-5, residual)
+    close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(total, x + residual, **close)
+    torch.testing.assert_close(normed, torch.nn.functional.rms_norm(total, (70,), norm, 1e-5), **close)
+    alone = pointwise.add_norm(x[:, :1].contiguous(), norm, 1e-5, residual[:, :1].contiguous())[1]
+    assert torch.equal(alone, normed[:, :1])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bass_core import SamplingParams, generate
-from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.llama_cuda import LlamaCuda, ProductPlan
 from bass_core.model.select import shape_of
 from bass_core.sample import distribution, draw, draw_triton
 from bass_core.sample.noise import NoiseKeys
@@ -22,12 +22,12 @@ from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_shape import JudgedTree
 from kernels.shapes import Card, Shape
 from kernels.support import CompileFailed
-from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk
+from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, pointwise, walk
 from kernels.triton.needed import launches
 from tests.kernels.launching.launches import LAUNCHES
 from tests.support.models import prompts, slow_but, tiny, tiny_pair
 
-MODULES = (accept, attention, block, cache_write, linear, nucleus, walk)
+MODULES = (accept, attention, block, cache_write, linear, nucleus, pointwise, walk)
 # The values that kernels/support.py returns for a CPU.
 CARD = Card(80, 99 * 1024, 4)
 
@@ -46,7 +46,8 @@ class AllNames(set[str]):
 
 
 # Launches that the kernels package replaces with torch. The launches of verification are replaced in bass_core.
-REPLACED = [name for name in LAUNCHES if name.startswith(("attend", "gemv", "skinny", "put", "rotate"))]
+_PREFIXES = ("attend", "gemv", "skinny", "norm", "gate", "put", "rotate")
+REPLACED = [name for name in LAUNCHES if name.startswith(_PREFIXES)]
 
 
 @pytest.mark.parametrize("name", slow_but(["attend, whole", "skinny", "put"], REPLACED))
@@ -72,7 +73,7 @@ def test_attention_tries_its_other_tile_sizes_before_torch(monkeypatch: pytest.M
         original(kernel, grid, *arguments, **options)
 
     monkeypatch.setattr(attention, "launch", recording)
-    monkeypatch.setattr(launch, "left_out", AllNames(but="BLOCK_N=16|merge"))
+    monkeypatch.setattr(launch, "left_out", AllNames(but="BLOCK_N=16"))
     wanted = LAUNCHES["attend, whole"](lambda tensor: tensor)
     assert tried == [64, 64, 32, 16]
     monkeypatch.setattr(launch, "left_out", set())
@@ -154,18 +155,22 @@ def test_products_that_torch_computes_are_not_on_the_list() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"draft_length": 3}, {"tree": (2,)}], ids=str)
-def test_launches_of_decoders_are_on_the_list(options: dict[str, Any], launched: set[str]) -> None:
+@pytest.mark.parametrize(("options", "product_rows"), [({"draft_length": 3}, 64), ({"tree": (2,)}, 0)], ids=str)
+def test_launches_of_decoders_are_on_the_list(
+    options: dict[str, Any], product_rows: int, launched: set[str]
+) -> None:
+    """Our kernel computes products of at most `product_rows` rows, torch the others."""
     model = tiny("llama")
     pair = tiny_pair(0.03, target=model)
     pair.target_step, pair.draft_step = LlamaCuda(model), LlamaCuda(pair.draft)
     for step in (pair.target_step, pair.draft_step):
-        step.has_kernels = True
+        step.has_kernels, step.plan = True, ProductPlan(product_rows)
     generate(pair, prompts(2, longest=12), max_new_tokens=3, attention="fused", **options)
     shape = replace(shape_of(model, pair.vocab, verifies=True), hidden=model.config.hidden_size)
     shape = replace(shape, mlp=model.config.intermediate_size)
     names = set(launched)
-    assert len(names) > 5 and names <= listed(shape), names - listed(shape)
+    assert {"norm", "gate"} <= {name.split()[0] for name in names} or product_rows
+    assert len(names) > 4 and names <= listed(shape), names - listed(shape)
 
 
 @pytest.mark.parametrize("vocab", [40, 96])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaForCausalLM
 
 from bass_core import ModelPair, generate
 from bass_core.model import graphs as graphs
@@ -17,10 +20,14 @@ from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.base import CausalModel, HiddenStateTap
 from bass_core.model.forward import CapturedBatch, ForwardBatch
 from bass_core.model.graphs import GraphRunner, record_calls
-from bass_core.model.llama_cuda import LlamaCuda, fits
+from bass_core.model.llama_cuda import LlamaCuda, ProductPlan, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
+from bass_core.predict.shapes import MODELS, llama, shape
 from kernels.backends import BACKENDS, captured_extent
+from kernels.shapes import Card
+from kernels.support import set_meta_card
+from kernels.triton.launch import collected
 from tests.support import ROOT
 from tests.support.models import prompts, reference, texts_of, tiny, tiny_pair
 
@@ -50,16 +57,20 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) -> None:
+@pytest.mark.parametrize(
+    "kernels", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ours", "torch"))]
+)
+def test_the_gpus_forward_equals_the_models(architecture: str, kernels: str) -> None:
     """Compare logits and states of ragged rows.
 
-    kernels: run matrix products, rotation, cache writes and attention in Triton.
+    kernels: run rotation, cache writes and attention in Triton, and matrix products too ("ours") or in torch.
     """
     model = tiny(architecture)
     assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
-    ours.has_kernels = kernels
+    ours.has_kernels = bool(kernels)
+    if kernels == "torch":
+        ours.plan = ProductPlan(most_rows=0)
     ours.readout = theirs.readout = HiddenStateTap((0, 1))
     caches = ours.new_cache(2, 32), theirs.new_cache(2, 32)
     generator = torch.Generator().manual_seed(1)
@@ -73,6 +84,56 @@ def test_the_gpus_forward_equals_the_models(architecture: str, kernels: bool) ->
         torch.testing.assert_close(ours_out.logits, theirs_out.logits, atol=2e-3, rtol=1e-4)
         torch.testing.assert_close(ours_out.states, theirs_out.states, atol=1e-3, rtol=1e-4)
         lengths = [lengths[0] + width, lengths[1] + max(1, width - 2)]
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators that run a kernel: not views, and not memory that nobody fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if not function.is_view and "empty" not in function.name():
+            self.seen[function.name()] += 1
+        return function(*arguments, **(options or {}))
+
+
+def kernels_of(name: str, layers: int, rows: int, width: int) -> Counter[str]:
+    """Count the kernels of a captured step on an H100 or H200, from tensors without data."""
+    vocab, hidden, mlp, _, heads, kv_heads, tied = MODELS[name]
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(llama(vocab, hidden, mlp, layers, heads, kv_heads, tied))
+        tokens, lengths = (torch.zeros(sizes, dtype=torch.long) for sizes in ((rows, width), (rows,)))
+    set_meta_card(Card.of_capability(90))
+    try:
+        step = LlamaCuda(model.to(torch.bfloat16).eval())
+        cache = step.new_cache(rows, 2048)
+        plan = cache.plan_captured(lengths, width)
+        with torch.inference_mode(), collected() as launches, Operators() as operators:
+            step._compute(CapturedBatch(tokens, lengths), plan, cache, "fused")
+    finally:
+        set_meta_card(None)
+    return Counter(launch.kernel.__name__ for launch in launches) + operators.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "width", "most"),
+    [
+        ("135M", 1, 1, 5),
+        ("135M", 8, 5, 5),
+        ("1.7B", 1, 4, 8),
+        ("7.8B", 1, 1, 5),
+        ("7.8B", 8, 5, 8),
+        ("7.8B", 32, 9, 8),
+    ],
+)
+def test_kernels_per_layer(name: str, rows: int, width: int, most: int) -> None:
+    """With torch's products, there are separate kernels for two norms (one adds the residual too) and the gate."""
+    layer = kernels_of(name, 3, rows, width) - kernels_of(name, 2, rows, width)
+    assert layer.total() == most and layer["attend"] == 1, layer
+    if width > 1:
+        assert most == 5 + shape(name).torch_kernels
 
 
 def test_weights_are_joined_only_if_one_more_layer_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ a second. They compile in processes that may die, as at a start (bass_core/machi
 TRITON_INTERPRET must be unset.
 
 Each launch and capability prints a JSON line, {"kernel", "variant", "capability", "registers", "local", "spills",
-"set_aside", "shared", "shared_limit"} or {"kernel", "variant", "capability", "error"}. "spills" counts accesses to
-local memory inside loops, "set_aside" those outside. If a launch fails, spills or does not fit, its line also goes
-to stderr and the exit status is 1.
+"set_aside", "shared", "shared_limit", "in_order"} or {"kernel", "variant", "capability", "error"}. "spills" counts
+accesses to local memory inside loops, "set_aside" those outside. If a launch fails, spills, does not fit or lacks
+a barrier (`in_order`), its line also goes to stderr and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -82,6 +82,23 @@ def sample(card: Card, one_in: int) -> list[Launch]:
     return list({launch.name: launch for launch in chosen}.values())
 
 
+def in_order(ptx: str) -> bool:
+    """Return whether a program's threads wait for each other where one reads, or counts, what others wrote.
+
+    Triton's interpreter can't show this. A barrier must be between a program's stores and its next loads, between
+    the stores of a segment's sums and the counting, and between the counting and the loads of other sums.
+    """
+    pattern = r"^\s*(?:@!?%p\d+ )?(st\.global|ld\.global|cp\.async\.c[ag]|atom\.global\S*|bar\.sync)"
+    accesses = re.findall(pattern, ptx, re.MULTILINE)
+    counted = [i for i, access in enumerate(accesses) if access.startswith("atom")]
+    stored = False
+    for access in accesses[: counted[0] + 1 if counted else None]:
+        if stored and access not in ("st.global", "bar.sync"):
+            return False
+        stored = access == "st.global"
+    return all("gpu.acq_rel" in accesses[i] and accesses[i + 1] == "bar.sync" for i in counted)
+
+
 def rows_of(card: Card, one_in: int) -> Iterator[dict[str, Any]]:
     """Yield the line of each launch: its error or its resources."""
     chosen = sample(card, one_in)
@@ -97,12 +114,13 @@ def rows_of(card: Card, one_in: int) -> Iterator[dict[str, Any]]:
             continue
         compiled = launch.compile()  # from Triton's cache
         used = {"shared": compiled.metadata.shared, "shared_limit": card.shared}
-        yield row | resources(compiled.asm["cubin"]) | used
+        ordered = {"in_order": row["kernel"] != "attend" or in_order(compiled.asm["ptx"])}
+        yield row | resources(compiled.asm["cubin"]) | used | ordered
 
 
 def faulty(row: dict[str, Any]) -> bool:
-    """Return whether the launch fails to compile, spills or does not fit."""
-    if "error" in row or row["local"] or row["shared"] > row["shared_limit"]:
+    """Return whether the launch fails to compile, spills, does not fit or lacks a barrier."""
+    if "error" in row or row["local"] or row["shared"] > row["shared_limit"] or not row["in_order"]:
         return True
     return bool(row["spills"] > IN_LOOPS.get(row["capability"], 0) or row["set_aside"] > SET_ASIDE)
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from kernels.shapes import CAPABILITIES
-from tests.kernels.compilation.compile_variants import kernels
+from tests.kernels.compilation.compile_variants import in_order, kernels
 from tests.support import ROOT
 
 COMMAND = "tests.kernels.compilation.compile_variants"
@@ -69,3 +69,18 @@ def compile_variants(folder: str, cache: Path, *options: str) -> list[dict[str, 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_a_missing_barrier_is_noticed() -> None:
+    columns = ["st.global.v4.b32 [%rd1], %r1;", "bar.sync 0;", "cp.async.cg.shared.global [%r2], [%rd2], 16;"]
+    sums = [
+        "@%p1 st.global.b32 [%rd3], %r3;",
+        "bar.sync 0;",
+        "@%p2 atom.global.gpu.acq_rel.add.u32 %r4, [%rd4], 1;",
+    ]
+    merged = ["bar.sync 0;", "@%p2 st.global.b32 [%rd4], 0;", "@%p3 ld.global.b32 %r5, [%rd3];"]
+    lines = [*columns, *sums, *merged]
+    assert in_order("\n".join(lines))
+    for without in (1, 4, 6):
+        assert not in_order("\n".join(lines[:without] + lines[without + 1 :]))
+    assert not in_order("\n".join(lines).replace("acq_rel", "relaxed"))

@@ -13,11 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan, SharedPart, TreeMask
-from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, walk
+from kernels.plan import AttentionPlan, Rotation, SharedPart, TreeMask
+from kernels.triton import accept, block, cache_write, linear, nucleus, pointer, pointwise, walk
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
+
+
+def _counters(place: Place) -> Tensor:
+    """For 2 rows, 2 heads and two blocks of query rows."""
+    return place(torch.zeros(8, dtype=torch.int32))
 
 
 def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None) -> tuple[Tensor, ...]:
@@ -26,7 +31,7 @@ def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None
     lengths = [3, 41]
     query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
     keys, values = torch.randn(2, 2, 2, 48, 20).to(dtype)
-    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7)
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, counters=_counters(place))
     placed = place(query), place(keys), place(values)
     return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
 
@@ -43,7 +48,7 @@ def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tenso
     placed = [place(torch.tensor(numbers)) for numbers in (lengths, starts, groups)]
     part = SharedPart(placed[1], placed[2], starts, groups, 1024)
     part._order = place(part.order)
-    step = AttentionPlan(placed[0], lengths, 7, shared=part, gap=gap)
+    step = AttentionPlan(placed[0], lengths, 7, shared=part, gap=gap, counters=_counters(place))
     step.once(("window starts", gap), lambda: place(step.window_starts(gap or 0)))
     prefix = place(stored[0]), place(stored[1])
     out = fused_attention.fused(
@@ -62,11 +67,42 @@ def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tens
     sees = torch.tensor([[sum(1 << column for column in path) for path in row] for row in paths])
     depths = torch.tensor([[len(path) - 1 for path in row] for row in paths])
     tree = TreeMask(place(sees), place(depths), place(torch.tensor(before)))
-    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree)
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree, counters=_counters(place))
     step.once("bases", lambda: place(step.lengths - tree.before))
     step.once("dense positions", lambda: place(step.positions))
     placed = place(query), place(keys), place(values)
     return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
+
+
+def _rotated_attention(place: Place, parts: bool, kind: str, norm: bool = False) -> tuple[Tensor, ...]:
+    """Attention that also rotates, and writes the last columns of its rows, after 3 and 553 tokens.
+
+    The 7 new tokens of the longer row lie in one segment, or after 508 tokens in two ("crossing"). The last
+    positions are past the end of cos and sin.
+    """
+    torch.manual_seed(1)
+    longer, start = (508, 0) if kind == "crossing" else (553, 512 if kind == "prefix" else 0)
+    qkv = place(torch.randn(2, 7, 6 + 2 * 2, 20))
+    cache = place(torch.randn(2, 2, 2, longer + 7 - start, 20))
+    angles = torch.outer(torch.arange(longer + 5.0), torch.rand(10))
+    norms = (place(torch.rand(20)), place(torch.rand(20))) if norm else None
+    rotation = Rotation(qkv, cache, place(angles.cos()), place(angles.sin()), norms, 1e-6)
+    step = AttentionPlan(place(torch.tensor([3, longer])), [3, longer], 7, counters=_counters(place))
+    prefix = None
+    if kind == "prefix":
+        step.shared = SharedPart(place(torch.tensor([0, 512])), place(torch.tensor([0, 0])), [0, 512], [0, 0], 512)
+        step.shared._order = place(step.shared.order)
+        prefix = place(torch.randn(1, 2, 512, 20)), place(torch.randn(1, 2, 512, 20))
+    if kind == "tree":
+        sees = torch.tensor([[1 << s for s in range(7)], [1 | 1 << s for s in range(7)]])
+        step.tree = TreeMask(
+            place(sees), place((torch.arange(14).view(2, 7) > 7).long()), place(torch.zeros(2).long())
+        )
+        step.once("bases", lambda: place(step.lengths))
+        step.once("dense positions", lambda: place(step.positions))
+    query = qkv[:, :, :6].transpose(1, 2)
+    out = fused_attention.fused(query, *cache, step, scaling=0.2, parts=parts, rotation=rotation, prefix=prefix)
+    return out, cache
 
 
 def _product(place: Place, rows: int, k_size: int, gate: bool, bare: bool = False) -> tuple[Tensor, ...]:
@@ -76,6 +112,18 @@ def _product(place: Place, rows: int, k_size: int, gate: bool, bare: bool = Fals
     norm, residual = torch.rand(k_size), torch.randn(rows, 13)
     extra = {} if bare else {"norm": place(norm), "residual": place(residual)}
     return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, **extra),)
+
+
+def _norm(place: Place, residual: bool) -> tuple[Tensor, ...]:
+    torch.manual_seed(9)
+    x, other = place(torch.randn(3, 70)), place(torch.randn(3, 70))
+    return pointwise.add_norm(x, place(torch.rand(70)), 1e-5, other if residual else None)
+
+
+def _gate(place: Place) -> tuple[Tensor, ...]:
+    """Rows of 1030 outputs make two blocks."""
+    torch.manual_seed(9)
+    return (pointwise.gated(place(torch.randn(3, 2 * 1030))),)
 
 
 def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
@@ -186,16 +234,23 @@ def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
 LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "attend, whole": partial(_attention, dtype=torch.float32, parts=False, window=None),
     "attend, a window": partial(_attention, dtype=torch.bfloat16, parts=False, window=5),
-    "attend and merge": partial(_attention, dtype=torch.float32, parts=True, window=None),
+    "attend, parts": partial(_attention, dtype=torch.float32, parts=True, window=None),
     "attend, a prefix": partial(_shared_attention, parts=False, gap=None),
-    "attend_prefix, attend and merge": partial(_shared_attention, parts=True, gap=None),
-    "attend_prefix, attend and merge, a gap": partial(_shared_attention, parts=True, gap=100),
+    "attend_prefix, parts": partial(_shared_attention, parts=True, gap=None),
+    "attend_prefix, parts, a gap": partial(_shared_attention, parts=True, gap=100),
     "attend, trees": partial(_tree_attention, parts=False, window=None),
-    "attend and merge, trees and a window": partial(_tree_attention, parts=True, window=30),
+    "attend, parts, trees and a window": partial(_tree_attention, parts=True, window=30),
+    "attend, rotating": partial(_rotated_attention, parts=False, kind="crossing", norm=True),
+    "attend, rotating, parts": partial(_rotated_attention, parts=True, kind="crossing"),
+    "attend, rotating, trees": partial(_rotated_attention, parts=True, kind="tree"),
+    "attend_prefix, rotating, parts": partial(_rotated_attention, parts=True, kind="prefix", norm=True),
     "gemv": partial(_product, rows=1, k_size=70, gate=True),
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
     "skinny, full blocks": partial(_product, rows=5, k_size=64, gate=False, bare=True),
+    "norm": partial(_norm, residual=False),
+    "norm, after a sum": partial(_norm, residual=True),
+    "gate": _gate,
     "put": _put,
     "put, after a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
