@@ -10,6 +10,7 @@ from bass_core import DEFAULT_LANES
 from ui.race import code
 from ui.race.formulas import FORMULAS, formula_button, term, titled
 from ui.race.looks import look
+from ui.sweep import readers
 
 ORIGINS = {
     "sampled": "from the target, nothing drafted",
@@ -108,7 +109,7 @@ disabled>
 <button type="button" class="action" data-tape="back" aria-label="Step back" disabled>◂</button>
 <button type="button" class="action" data-tape="next" disabled>Step ▸</button>
 <button type="button" class="action" data-tape="live" hidden>Live</button>
-<p class="axis-words"></p>{formula_button("axis")}</div></section>"""
+<p class="axis-words"></p>{readers.slider()}{formula_button("axis")}</div></section>"""
 # The rows' lengths, drawn by cache.js and shown only if there are several rows.
 CACHE = f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
 <div class="part-head"><h2 id="cache-title">The ragged cache</h2>

@@ -61,6 +61,8 @@ export function raise(mounts) {
     results.append(element);
   }
   document.body.prepend(root);
+  // Once the parser has reached it.
+  setTimeout(() => stage?.root === root && document.querySelector("gradio-app")?.toggleAttribute("inert", true));
   // Mount each part in a separate task, so that no task is long.
   for (const [part, mount] of Object.entries(mounts)) setTimeout(() => mount(elements.get(part), props[part], server));
   setTimeout(() => {
@@ -96,6 +98,7 @@ function lowerSoon(since) {
     else place.append(element);
   }
   root.remove();
+  document.querySelector("gradio-app").removeAttribute("inert");
   tell("adopted", true);
 }
 
