@@ -146,7 +146,7 @@ def test_a_file_plays_inspects_and_fits_without_a_network(context: BrowserContex
         expect(page.locator(".verdict-head")).to_have_text(recording["snapshots"][-1]["view"]["verdict"]["head"])
         page.locator("#lane-bass .token").nth(4).click()
         expect(page.locator(".round-line")).to_contain_text("The lane's round")
-        expect(page.locator("table.round")).to_be_visible()
+        expect(page.locator(".round-scroll table")).to_be_visible()
         page.click("[data-tape=play]")
         page.wait_for_function("() => Bass.tape.state.now < 4")
         page.wait_for_function(AT_END)

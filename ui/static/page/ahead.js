@@ -60,6 +60,8 @@ export function raise(mounts) {
     elements.set(part, element);
     results.append(element);
   }
+  // From the first frame on, because the layout depends on it.
+  root.querySelector(".opening").hidden = false;
   document.body.prepend(root);
   // Once the parser has reached it.
   setTimeout(() => stage?.root === root && document.querySelector("gradio-app")?.toggleAttribute("inert", true));
