@@ -419,7 +419,7 @@ class Axis {
   time({ ms, end, playing, speed, follows, ended }) {
     if (this.predicted) return this.predicted.words;
     if (follows && !ended) return wear("live");
-    const pace = playing ? ` at ${SPEEDS[speed] ?? `1/${Math.round(1 / speed)} speed`}` : "";
+    const pace = playing ? ` at ${SPEEDS[speed] ?? `1/${Number((1 / speed).toPrecision(2))} speed`}` : "";
     return wear(`${ms < end - EPSILON ? `${seconds(ms)} of ` : ""}${seconds(end)}${pace}`);
   }
 
