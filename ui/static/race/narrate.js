@@ -125,7 +125,7 @@ function ending(race, lane, reference, view) {
   const lost = !rare && wrong > 1 / 3 ? `${share} of the guesses are wrong, and checking them costs ${number(cost, 1)} steps: slower.` : price("slower");
   const said = [`${other}${equal ? price("level") : speed > 1 ? won : lost}`];
   const [first, second] = [lane, reference].sort((a, b) => a.clock - b.clock), sizes = [first, second].map(({ rows }) => sum(rows.map(({ ids }) => ids.length)));
-  if (!race.head.settings?.time_budget_ms && sizes[0] < sizes[1] && (speed > 1) === (first === reference)) {
+  if (!race.head.settings?.time_budget_ms && sizes[0] < sizes[1] && (equal || (speed > 1) === (first === reference))) {
     said.push(`${label(race, first)} ended first because its text is shorter: ${sizes[0]} tokens of ${sizes[1]}.`);
   }
   return said;
