@@ -52,7 +52,7 @@ FIGURES = {
     ".cache-part h2": ".part-head",
     ".chart h3": ".titled",
     ".readings dd": ".readings > div",
-    ".round-scroll th:has(code:not(:empty)):not(:first-child)": "th",
+    ".round-scroll tr:last-child th": "th",
     ".figures-table tbody th": "th",
 }
 WITHOUT_MARK = """figures => Object.entries(figures).flatMap(([figure, place]) => {
