@@ -39,7 +39,7 @@ WITHIN = 0.15
 PAIR = "smollm2"
 QUESTIONS, REPEATED = "questions", "repeat"
 # Name -> (label, result file of `bench floor`).
-CPUS = {"amx": ("A CPU with AMX", "floor-native-bf16"), "no-amx": ("Without AMX", "floor-without-amx")}
+CPUS = {"amx": ("A CPU with AMX", "floor-native-bf16"), "no-amx": ("A CPU without AMX", "floor-without-amx")}
 SPEC = "spec-native-bf16"
 
 

@@ -85,6 +85,8 @@ def reset(page: Page) -> None:
 
 def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,
          seed: object = 3) -> None:  # fmt: skip
+    # Keep the first race's fixed draft length, as if the visitor had chosen it: an edited prompt would end it.
+    page.evaluate("() => { document.body.dataset.draftLength = 'chosen'; }")
     page.fill("#prompt textarea", prompt)
     open_settings(page)
     for name, value in (

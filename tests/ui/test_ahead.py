@@ -68,11 +68,14 @@ def test_the_opening_plays_before_gradio_and_goes_on_in_its_page(
       Bass.tape.pause();
       window.first = document.querySelector(".sequence .token");
       window.before = [Bass.tape.state.recorded.name, Bass.run().head.run];
+      // In the first frame without the stage.
+      Bass.on("adopted", () => (window.seen = getComputedStyle(window.first).visibility));
     }""")
     looks = page.evaluate(LOOKS, PARTS)
     release()
     expect(page.locator(".ahead")).to_have_count(0)
     expect(page.locator("#run")).to_be_visible()
+    assert page.evaluate("window.seen") == "visible"
     # The same elements, of the same run.
     assert page.evaluate("() => window.first.isConnected && Boolean(window.first.closest('#results'))")
     assert page.evaluate("() => [Bass.tape.state.recorded.name, Bass.run().head.run]") == page.evaluate(

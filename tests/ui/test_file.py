@@ -146,7 +146,7 @@ def test_a_file_plays_inspects_and_fits_without_a_network(context: BrowserContex
         expect(page.locator(".verdict-head")).to_have_text(recording["snapshots"][-1]["view"]["verdict"]["head"])
         page.locator("#lane-bass .token").nth(4).click()
         expect(page.locator(".round-line")).to_contain_text("The lane's round")
-        expect(page.locator("table.round")).to_be_visible()
+        expect(page.locator(".round-scroll table")).to_be_visible()
         page.click("[data-tape=play]")
         page.wait_for_function("() => Bass.tape.state.now < 4")
         page.wait_for_function(AT_END)
@@ -248,7 +248,7 @@ def test_a_static_space_plays_its_scenes_from_a_folder(context: BrowserContext, 
         for name in SHIPPED:
             page.click(f"[data-recording={name}]")
             page.wait_for_function("(name) => Bass.tape.state.recorded?.name === name", arg=name)
-        expect(page.locator(".recording-about")).to_contain_text("Recorded on ")
+        expect(page.locator(".race-note")).to_contain_text("Recorded on ")
         page.get_by_role("slider", name="Readers at once").press("End")
         expect(page.locator(".readers-said")).to_contain_text("16 readers: BASS is ")
         expect(page.locator(".walk-step .walk-said").first).to_contain_text("bound by memory")
@@ -276,7 +276,7 @@ def _dropped(page: Page, file: Path, tmp_path: Path) -> None:
     drop(page, file)
     page.wait_for_function("() => Bass.tape.state.recorded?.name === 'file race.html'")
     expect(line).to_have_count(0)
-    expect(page.locator(".recording-about")).to_contain_text("race.html. Recorded on ")
+    expect(page.locator(".recording-about")).to_contain_text("race.html.")
     page.wait_for_function(AT_END)
     revealed(page)
     assert {lane: shown(page, lane) for lane in LANES} == texts

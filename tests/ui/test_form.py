@@ -125,10 +125,14 @@ def _an_edited_prompt(page: Page) -> None:
     field.press_sequentially("!")
     page.wait_for_timeout(300)
     expect(length).to_have_value("fixed, 2")
-    page.get_by_role("button", name="Repeat a text").click()
-    expect(length).to_have_value("fixed, 3")
-    field.press_sequentially("!")
-    expect(length).to_have_value("automatic: by measured cost")
+    # A text that comes in one piece, as from the clipboard, is an edit too.
+    for edit in (lambda: field.press_sequentially("!"), lambda: field.fill("A text of my own")):
+        page.get_by_role("button", name="Repeat a text").click()
+        expect(field).to_have_value(REWRITING)
+        expect(length).to_have_value("fixed, 3")
+        edit()
+        expect(length).to_have_value("automatic: by measured cost")
+        expect(page.locator("#preset-note")).to_have_text("")
 
 
 def _links(page: Page, context: BrowserContext) -> None:

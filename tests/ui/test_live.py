@@ -112,10 +112,10 @@ def _inspector(page: Page) -> None:
     page.click("[data-step='-1']")
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
     shown_round, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
-    cells = page.locator(".round [data-row=token] td").all_text_contents()
+    cells = page.locator(".round-scroll td").all_text_contents()
     expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=PATIENCE_MS)
     assert (at.input_value(), line.text_content()) == (shown_round, words)
-    assert page.locator(".round [data-row=token] td").all_text_contents() == cells
+    assert page.locator(".round-scroll td").all_text_contents() == cells
     page.click("[data-step='1']")
     expect(at).to_have_value(str(int(shown_round) + 1))
     page.check("[data-pick=follow]")

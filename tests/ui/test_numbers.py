@@ -65,12 +65,14 @@ SEEN_INSPECTOR = """() => {
       const count = Number(box.querySelector('[data-rounds]').textContent.slice(3));
       for (let at = 1; at <= count; at += 1) {
         set('round', at);
-        const rows = [...box.querySelectorAll('.round [data-row]')].filter((row) => !row.hidden);
+        // By variable, or else by its words. Values at temperature 1 stand below those of the round.
+        const rows = [...box.querySelectorAll('.round-scroll tr')].reverse();
         found.push({
           lane, sequence: Number(sequence), at: at - 1, line: box.querySelector('.round-line').textContent,
-          note: box.querySelector('.round-note').textContent, shown: !box.querySelector('.round').hidden,
+          note: box.querySelector('.round-note').textContent,
           rows: Object.fromEntries(rows.map((row) =>
-            [row.dataset.row, [...row.cells].slice(1).map((c) => c.textContent)])),
+            [row.cells[0].querySelector('code').textContent || row.cells[0].innerText.trim(),
+              [...row.cells].slice(1).map((c) => c.textContent)])),
         });
       }
     }
@@ -256,7 +258,7 @@ def _axis(run: Run) -> None:
 
 
 def _inspector(run: Run, race: str) -> None:
-    """The inspector shows min(1, p/q), the chance in the block, u and the verdicts: no u at temperature 0."""
+    """The inspector shows p, q, the chance in the block, the random number and the verdicts."""
     judged = 0
     for seen in run.inspector:
         lane = run.lanes[seen["lane"]]
@@ -270,39 +272,30 @@ def _inspector(run: Run, race: str) -> None:
             continue
         count, accepted = len(step["drafts"]), step["accepted"]
         assert f"draft length {step['length']}, {count} drafted, {accepted} accepted" in seen["line"]
-        assert all(
-            ("accepted" in word or "saved" in word) == (i < accepted)
-            for i, word in enumerate(rows["verdict"][:count])
-        )
-        texts = zip(rows["token"], [draft["text"] for draft in step["drafts"]], strict=False)
+        assert [("accepted" in word) for word in rows["verdict"]] == [i < accepted for i in range(count)]
+        texts = zip(rows["x"], [draft["text"] for draft in step["drafts"]], strict=False)
         assert all(json.loads(f'"{shown}"') == text for shown, text in texts if text)
         if race == "greedy":
-            assert "Temperature 0: a draft is accepted if it is the target's" in seen["note"]
-            assert not rows.keys() & {"p", "q", "u", "ratio", "chance"}
+            assert "Temperature 0: p and q are 1 for the most likely word" in seen["note"]
+            assert not rows.keys() & {"r", "h"}
             continue
         for i, draft in enumerate(step["drafts"]):
-            assert same(rows["p"][i], draft["p"]) and same(rows["q"][i], draft["q"])
+            # Coupled verification makes no use of q.
+            assert same(rows["p"][i], draft["p"]) and same(rows["q"][i], None if race == "coupled" else draft["q"])
         if race == "coupled":
-            assert not rows.keys() & {"u", "ratio", "chance"}, "no draft was tested against a number"
+            assert not rows.keys() & {"r", "h"}, "no draft was tested against a number"
             continue
         for i, draft in enumerate(step["drafts"]):
-            assert same(rows["ratio"][i], min(1.0, draft["p"] / draft["q"])) and same(rows["u"][i], draft["u"])
-            assert same(rows["chance"][i], draft["chance"])
+            assert same(rows["r"][i], draft["u"]) and same(rows["h"][i], draft["chance"])
         below = [i for i, draft in enumerate(step["drafts"]) if draft["u"] < draft["chance"]]
         assert accepted == (max(below) + 1 if below else 0), (
             "the last draft with u < h is accepted, and all before it"
         )
         # The last draft's chance in the block is the running product w.
         if step["written"] > accepted:
-            assert same(rows["chance"][count - 1], f.running_chance(step, count))
+            assert same(rows["h"][count - 1], f.running_chance(step, count))
         one_by_one = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
         assert ("as many would" if one_by_one == accepted else f"{one_by_one} of them would") in seen["note"]
-        words = (
-            ["accepted"] * min(one_by_one, accepted)
-            + ["saved"] * (accepted - one_by_one)
-            + ["rejected"] * (count - accepted)
-        )
-        assert rows["verdict"][:count] == words
         judged += 1
     assert judged or race != "sampled"
 

@@ -1,7 +1,8 @@
-"""The slider "How many readers at once?" below the lanes."""
+"""The slider over readers beside the lanes, and its curve below them."""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +16,10 @@ from ui.sweep.readers import figures, template
 
 from .browser import assert_accessible, assert_fits
 
-STEPS = """() => [...document.querySelectorAll(".readers-steps li")].map((lane) => {
-  const blocks = [...lane.querySelectorAll("rect")].map((rect) => rect.getBoundingClientRect());
-  return { width: blocks[0].width, height: blocks[0].height, count: blocks.length };
-})"""
-
-
-# How far the names of the lanes' steps are from their bars.
-GAPS = """() => [...document.querySelectorAll(".readers-steps li")].map((lane) => {
-  const range = document.createRange();
-  range.selectNodeContents(lane.querySelector("h3"));
-  return lane.querySelector("svg").getBoundingClientRect().left - range.getBoundingClientRect().right;
-})"""
+# The steps on the time axis, in percent of its length, and the height of the first one.
+BARS = """() => Object.fromEntries([...document.querySelectorAll(".axis-lane")].map((lane) =>
+  [lane.dataset.axis, { first: lane.bars[0].end - lane.bars[0].begin, count: lane.bars.length,
+    height: lane.bars[0].height }]))"""
 
 
 def speed(machine: str, text: str, readers: int) -> float:
@@ -73,18 +66,38 @@ def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Pa
     expect(said).to_contain_text(f"4 readers: BASS is {speed('amx', 'questions', 4):.2f}× as fast as Regular.")
     expect(opened.locator(".readers-curve polyline")).to_have_count(2)
     expect(opened.locator(".readers-curve .measured")).to_have_count(4)
-    # A block is as wide as its step and as high as its tokens.
-    opened.get_by_role("radio", name="A repeated text").check(force=True)
+    # It stands at the race's own number of readers, whose bars are measured.
+    words, bars = opened.locator(".axis-words"), opened.locator(".axis")
+    own = opened.evaluate(BARS)
+    slider.focus()
+    opened.keyboard.press("ArrowRight")
+    # The recording repeats a text, so the text with that acceptance is chosen.
+    expect(opened.get_by_role("radio", name="A repeated text")).to_be_checked()
+    expect(words).to_have_text("Predicted: 40 tokens for each reader")
+    times = f"{speed('amx', 'repeat', 5):.2f} times as fast as Regular on a CPU with AMX."
+    expect(opened.locator(".said")).to_contain_text(f"With 5 readers, BASS would be {times}")
+    # A bar is as wide as its step and as high as its tokens.
     known = figures()["machines"]["amx"]
-    regular, alone, bass = opened.evaluate(STEPS)
-    at = figures()["readers"].index(4)
+    at = figures()["readers"].index(5)
     (tokens, ms), (one, one_ms) = known["bass"]["repeat"][at], known["bass"]["repeat"][0]
-    assert bass["height"] / regular["height"] == pytest.approx(tokens / 4, rel=0.05)
-    assert bass["height"] / alone["height"] == pytest.approx(tokens / one, rel=0.05)
-    assert (bass["width"] + 2) / (regular["width"] + 2) == pytest.approx(ms / known["regular"][at], rel=0.05)
-    assert [lane["count"] for lane in (regular, alone, bass)] == [
-        -(-100 // step) for step in (known["regular"][at], one_ms, ms)
-    ]
+    opened.wait_for_function("() => document.querySelector('.axis-lane').bars.length === 40")
+    drawn = opened.evaluate(BARS)
+    assert drawn["bass"]["height"] / drawn["regular"]["height"] == pytest.approx(tokens / 5, rel=0.1)
+    assert drawn["bass"]["first"] == pytest.approx(ms) and drawn["speculative"]["first"] == pytest.approx(one_ms)
+    assert [lane["count"] for lane in drawn.values()] == [40, -(-200 // one), -(-200 // tokens)]
+    ends = opened.evaluate("document.querySelector('.axis').flags")
+    assert ends["regular"] / ends["bass"] == pytest.approx(speed("amx", "repeat", 5))
+    opened.wait_for_function("() => document.querySelectorAll('.axis-flag:not([hidden])').length === 3")
+    # Back at its own number, or at a touch of the race, the axis shows the race.
+    opened.keyboard.press("ArrowLeft")
+    expect(bars).not_to_have_class(re.compile("predicting"))
+    opened.wait_for_function(f"(own) => JSON.stringify(({BARS})()) === JSON.stringify(own)", arg=own)
+    opened.keyboard.press("ArrowLeft")
+    expect(bars).to_have_class(re.compile("predicting"))
+    opened.click("[data-tape=back]")
+    expect(bars).not_to_have_class(re.compile("predicting"))
+    expect(slider).to_have_value("4")
+    opened.wait_for_function(f"(own) => JSON.stringify(({BARS})()) === JSON.stringify(own)", arg=own)
     # The curve takes the pointer, as the slider does.
     picture = opened.locator(".readers-curve svg")
     box = picture.bounding_box()
@@ -97,7 +110,7 @@ def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Pa
     opened.keyboard.press("End")
     expect(said).to_contain_text(f"16 readers: BASS is {speed('amx', 'questions', 16):.2f}×")
     expect(slider).to_have_attribute("aria-valuetext", "16 readers")
-    opened.get_by_role("radio", name="Without AMX").check(force=True)
+    opened.get_by_role("radio", name="A CPU without AMX").check(force=True)
     slider.focus()
     opened.keyboard.press("Home")
     expect(said).to_contain_text(f"1 reader: BASS is {speed('no-amx', 'questions', 1):.2f}×")
@@ -111,13 +124,3 @@ def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Pa
     assert requests == []
     assert_fits(opened, 390, 1400)
     assert_accessible(opened)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("presents", [False, True])
-def test_the_names_of_the_lanes_keep_clear_of_the_bars(opened: Page, presents: bool) -> None:
-    if presents:
-        opened.click("[data-present]")
-    for width in (390, 1400):
-        opened.set_viewport_size({"width": width, "height": 900})
-        assert min(opened.evaluate(GAPS)) >= 4, width

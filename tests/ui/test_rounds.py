@@ -245,7 +245,7 @@ def test_trees_and_separate_draft_lengths_are_shown(opened: Page, pair: ModelPai
         chain, length = rows_of(final["lanes"]["bass"], 1)[at], ROW_LENGTHS[at][1]
         open_round(opened, "bass", 1, at)
         expect(opened.locator(".tree-part")).to_be_hidden()
-        expect(opened.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
+        expect(opened.locator(".round-scroll tr:first-child td")).to_have_count(len(chain["drafted"]))
         expect(opened.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
     code = opened.locator(".snippet code").text_content() or ""
     assert "[[3, 1]] + [[0, 2]] + [[1, 4]] + [[2, 0]] + [2] + [4] * " in code
@@ -266,7 +266,7 @@ def test_trees_and_separate_draft_lengths_are_shown(opened: Page, pair: ModelPai
 def _verdicts(page: Page, row: dict[str, Any]) -> None:
     """The tree shows each draft once, with its verdict."""
     expect(page.locator(".round-line")).to_contain_text(f"a tree of {len(row['drafted'])} drafts, ")
-    expect(page.locator(".round")).to_be_hidden()
+    expect(page.locator(".round-scroll")).to_be_hidden()
     expected = verdicts(row)
     for verdict in VERDICTS:
         expect(page.locator(f".node-{verdict}")).to_have_count(expected.count(verdict))

@@ -177,9 +177,12 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
         assert f'popovertarget="what-{key}"' in button and f'aria-describedby="what-{key}"' in button
         (words,) = re.findall(rf'id="what-{key}" class="formula">(.*?)</div>', page)
         assert unescape(re.sub("<.*?>", "", words)) == f"{formula.name} {formula.text}"
-    script = (ROOT / "ui/static/race/summary.js").read_text(encoding="utf-8")
+    summary_rows, step = (
+        (ROOT / f"ui/static/race/{name}.js").read_text(encoding="utf-8") for name in ("summary", "step")
+    )
     opened = set(re.findall(r'popovertarget="what-(\w+)"', TEMPLATES))
-    rows = set(re.findall(r'^  \["(\w+)", ', script, re.MULTILINE))
+    rows = set(re.findall(r'^  \["(\w+)", ', summary_rows, re.MULTILINE))
+    rows |= set(re.findall(r' row\(.*, "(\w+)"\);', step))
     assert (opened | rows) - WORDS.keys() == FORMULAS.keys()
     # Figures of the lanes have their names in the library.
     figures = set(re.findall(r'data-figure="(\w+)"', lanes()))

@@ -52,7 +52,7 @@ FIGURES = {
     ".cache-part h2": ".part-head",
     ".chart h3": ".titled",
     ".readings dd": ".readings > div",
-    ".round th": "th",
+    ".round-scroll tr:last-child th": "th",
     ".figures-table tbody th": "th",
 }
 WITHOUT_MARK = """figures => Object.entries(figures).flatMap(([figure, place]) => {

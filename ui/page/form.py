@@ -31,8 +31,14 @@ _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, c
 # An edited prompt gets the default draft length, unless the visitor has chosen one: the fixed length of a preset
 # suits only its own text.
 _CHOSEN = "() => { document.body.dataset.draftLength = 'chosen'; }"
-_PRESET = "() => { delete document.body.dataset.draftLength; return {values}; }"
-_EDITED = "(now) => (document.body.dataset.draftLength === 'chosen' ? now : {neutral})"
+_PRESET = (
+    "() => { delete document.body.dataset.draftLength; delete document.body.dataset.prompt; return {values}; }"
+)
+# Gradio's event input misses text that comes in one piece, as from the clipboard. prompt.js marks edits.
+_EDITED = (
+    "(now, said) => document.body.dataset.prompt !== 'edited' ? [now, said] "
+    ": [document.body.dataset.draftLength === 'chosen' ? now : {neutral}, '']"
+)
 # Shows the buttons of all presets.
 _MORE = "() => { document.querySelector('#presets').classList.add('all'); }"
 
@@ -89,8 +95,8 @@ def form(
         field.change(None, chosen, None, js=_APPLIES)  # type: ignore[attr-defined]
     length, neutral = fields["draft_length"], json.dumps(_neutral(SETTINGS["draft_length"], choices))
     length.input(None, None, None, js=_CHOSEN)  # type: ignore[attr-defined]
-    fields["prompt"].input(  # type: ignore[attr-defined]
-        None, length, length, js=_EDITED.replace("{neutral}", neutral), show_progress="hidden"
+    fields["prompt"].change(  # type: ignore[attr-defined]
+        None, [length, note], [length, note], js=_EDITED.replace("{neutral}", neutral), show_progress="hidden"
     )
     fields = {setting.name: fields[setting.name] for setting in shown()}
     with offered:

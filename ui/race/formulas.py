@@ -95,17 +95,15 @@ FORMULAS = {
     ),
     "q": Formula("q(x)",
         "The draft's probability of the token, after the same settings; 1 if the token was copied from the text."),
-    "ratio": Formula("min(1, p/q)",
-        "The chance that the draft token is accepted when tested alone: min(1, p(x) / q(x))."),
     "chance": Formula("h",
         "The draft token's chance in block verification, which also weighs the drafts after it (Sun et al., arXiv "
         "2403.10444). The last draft with u below h is accepted, and so are all drafts before it."),
-    "u": Formula("u", "A random number, uniform between 0 and 1, that decides the test of this draft token."),
-    "token": Formula("draft", "The draft token. The last column is the token that the target added."),
+    "u": Formula("u",
+        "A random number, uniform between 0 and 1, that decides the test of this draft token; r in the code."),
     "outcome": Formula("outcome",
         "Accepted: u is below the chance or, in block verification, below that of a later draft; without u, the "
         "target chose the same token. Rejected: otherwise. Not tested: an earlier draft was rejected, and the "
-        "rule tests one by one. Saved: accepted by block verification, but would have been rejected one by one."),
+        "rule tests one by one."),
     "ptl": Formula("per-token latency",
         "(time of a sequence's last token − time of the lane's first token) / (new tokens of the sequence − 1). "
         "First: for the sequence that finished first. Last: for the one that finished last. All: the mean."),

@@ -10,6 +10,7 @@ from bass_core import DEFAULT_LANES
 from ui.race import code
 from ui.race.formulas import FORMULAS, formula_button, term, titled
 from ui.race.looks import look
+from ui.sweep import readers
 
 ORIGINS = {
     "sampled": "from the target, nothing drafted",
@@ -108,7 +109,7 @@ disabled>
 <button type="button" class="action" data-tape="back" aria-label="Step back" disabled>◂</button>
 <button type="button" class="action" data-tape="next" disabled>Step ▸</button>
 <button type="button" class="action" data-tape="live" hidden>Live</button>
-<p class="axis-words"></p>{formula_button("axis")}</div></section>"""
+<p class="axis-words"></p>{readers.slider()}{formula_button("axis")}</div></section>"""
 # The rows' lengths, drawn by cache.js and shown only if there are several rows.
 CACHE = f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
 <div class="part-head"><h2 id="cache-title">The ragged cache</h2>
@@ -251,24 +252,10 @@ PAPER = (
     '<a href="https://arxiv.org/abs/2404.15778" target="_blank" rel="noopener">Qian et al., BASS, arXiv '
     "2404.15778</a>"
 )
-# Rows of the inspector's table: (label, key of its formula).
-ROWS = {
-    "token": ("Draft", "token"),
-    "q": ("q(x), the draft's probability", "q"),
-    "p": ("p(x), the target's probability", "p"),
-    "ratio": ("min(1, p/q), its chance when tested alone", "ratio"),
-    "chance": ("h, its chance in the block", "chance"),
-    "u": ("u, the random number", "u"),
-    "verdict": ("Outcome", "outcome"),
-}
 
 
 def inspector() -> str:
     """Return the pickers for lane, sequence and round, and the table or tree of one round."""
-    rows = "".join(
-        f'<tr data-row="{key}"><th scope="row">{label}{formula_button(formula)}</th></tr>'
-        for key, (label, formula) in ROWS.items()
-    )
     return f"""<section class="part why" aria-labelledby="why-title" hidden>
 <div class="titled"><h2 id="why-title" tabindex="-1">Why</h2>{formula_button("verdict")}</div><ul></ul>
 <p class="part-about">A step has to read all of the model's weights, however many tokens it writes. <span
@@ -287,8 +274,7 @@ any token to open its round.</p></div>
 <label class="follow"><input type="checkbox" data-pick="follow" checked> Follow the newest</label>
 </div>
 <p class="round-line" role="status">No round yet: press Run.</p>
-<div class="round-scroll" tabindex="0" role="group" aria-label="The drafted tokens of this round">
-<table class="round" hidden><tbody>{rows}</tbody></table></div>
+<div class="round-scroll" tabindex="0" role="group" aria-label="The drafted tokens of this round" hidden></div>
 <div class="tree-part" hidden><div class="tree-box">
 <div class="tree" role="tree" aria-label="The drafts of this round; arrow keys walk through them"></div></div>
 <p class="tree-line"></p></div>

@@ -124,10 +124,9 @@ def template(kind: str) -> str:
 <h2 class="spoken" id="sweep-{kind}-title">{title}, {badge}</h2>
 <p class="sweep-line message" role="status" aria-live="polite"></p>
 <progress class="sweep-bar" max="1" value="0" aria-label="Progress of the sweep" hidden></progress>
-<div class="sweep-results" hidden><p class="part-about">{about}</p>
+<div class="sweep-results" hidden><ul class="sweep-said" aria-live="polite"></ul><p class="part-about">{about}</p>
 <figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">by batch size</span>
 </figcaption><div class="plot" role="group" aria-label="{TITLE} by batch size, {badge}"></div></figure>
-<ul class="sweep-said" aria-live="polite"></ul>
 <details class="sweep-assumed" hidden><summary>What this assumes</summary><ul></ul></details>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the sweep, {badge}">
 <table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, one row per point</caption>

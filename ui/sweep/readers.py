@@ -14,8 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bass_core import DEFAULT_LANES, ModelPair, mean_steps, stored_costs
-from ui.race.looks import look
+from bass_core import ModelPair, mean_steps, stored_costs
 
 FILE = Path(__file__).with_name("readers.json")
 START = 4
@@ -47,25 +46,25 @@ def here(pair: ModelPair) -> dict[str, Any] | None:
     return {"label": "This machine", "source": source, "regular": regular, "bass": bass, "balance": balance}
 
 
+def slider() -> str:
+    """Return the HTML of the slider, which stands beside the lanes."""
+    return (
+        f'<label class="axis-readers">Readers <input type="range" min="1" max="{max(figures()["readers"])}" '
+        f'step="1" value="{START}" aria-label="Readers at once"><output>{START}</output></label>'
+    )
+
+
 def template(own: dict[str, Any] | None = None) -> str:
-    """Return the HTML of the slider, its curve, and the steps of the three decoders. `own`: see `here`."""
+    """Return the HTML of the curve and its choices. `own`: see `here`."""
     known = figures()
     known = known | {"machines": ({"here": own} if own else {}) | known["machines"]}
-    lanes = "".join(
-        f'<li data-lane="{name}" style="--lane: var(--{look(name)["colour"]})"><h3>{look(name)["label"]}</h3>'
-        '<svg aria-hidden="true"></svg><p></p></li>'
-        for name in DEFAULT_LANES
-    )
-    most = max(known["readers"])
     shown = escape(json.dumps(known, separators=(",", ":")))
     return f"""<section class="readers" data-figures="{shown}" aria-labelledby="readers-title">
 <header><h2 id="readers-title">How many readers at once? <span class="badge-predicted">predicted</span></h2>
 <div class="readers-choices">{_choice("machine", "Machine", known["machines"])}
 {_choice("text", "Text", known["texts"])}</div></header>
 <p class="readers-said" role="status"></p>
-<div class="readers-curve"><svg aria-hidden="true"></svg>
-<input type="range" min="1" max="{most}" step="1" value="{START}" aria-label="Readers at once"></div>
-<ul class="readers-steps" aria-label="Steps of the three decoders">{lanes}</ul>
+<div class="readers-curve"><svg aria-hidden="true"></svg></div>
 <p class="readers-source"></p></section>"""
 
 

@@ -60,7 +60,11 @@ export function raise(mounts) {
     elements.set(part, element);
     results.append(element);
   }
+  // From the first frame on, because the layout depends on it.
+  root.querySelector(".opening").hidden = false;
   document.body.prepend(root);
+  // Once the parser has reached it.
+  setTimeout(() => stage?.root === root && document.querySelector("gradio-app")?.toggleAttribute("inert", true));
   // Mount each part in a separate task, so that no task is long.
   for (const [part, mount] of Object.entries(mounts)) setTimeout(() => mount(elements.get(part), props[part], server));
   setTimeout(() => {
@@ -96,6 +100,7 @@ function lowerSoon(since) {
     else place.append(element);
   }
   root.remove();
+  document.querySelector("gradio-app").removeAttribute("inert");
   tell("adopted", true);
 }
 

@@ -39,6 +39,10 @@ export function mountPromptLength(element, server) {
   promptChanged();
 }
 
+// Before Gradio hears of it.
+document.addEventListener("input", ({ target }) => {
+  if (target.closest?.("#prompt")) document.body.dataset.prompt = "edited";
+}, true);
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
   if (!event.target.closest?.("#settings")) return;

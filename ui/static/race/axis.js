@@ -5,6 +5,8 @@
    - The whole race is shown. During a live race the scale grows in steps.
    - Everything to the right of the playhead is covered. Once a race was seen, its bars shine through.
    - Dragging on the axis moves the playhead. A click on a bar, or Enter, goes to its step and opens it in the inspector.
+   - The event readers has a predicted race for another number of readers (sweep/readers.js), as {race, words}, or null: the
+     axis plays its bars within PLAYED_MS instead of the race's. They open nothing.
    - figure.bars lists the drawn bars of a lane: {x, width, height, begin, end, round}, in CSS pixels of its track, and
      figure.flags the ends: {lane: race time}. */
 import { on, tell, soon, number, over, setText, make, whole } from "bass/page/page.js";
@@ -17,7 +19,7 @@ import { inspect } from "bass/race/inspector.js";
 
 // Lengths of the axis of a live race, in ms. A longer one is a multiple of the last.
 const SPANS = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000];
-const TICKS = 7, DRAG_PX = 5, SPEEDS = { 1: "real speed", 0.25: "1/4 speed", 0.1: "1/10 speed" };
+const TICKS = 7, DRAG_PX = 5, PLAYED_MS = 1500, STILL = window.matchMedia("(prefers-reduced-motion: reduce)"), SPEEDS = { 1: "real speed", 0.25: "1/4 speed", 0.1: "1/10 speed" };
 const seconds = (ms, digits = 2) => number(ms / 1000, digits, " s");
 const count = (tokens) => `${tokens} ${tokens === 1 ? "token" : "tokens"}`;
 
@@ -82,7 +84,7 @@ class Track {
   }
 
   get lane() {
-    return tape.race?.lanes.get(this.name);
+    return this.axis.race?.lanes.get(this.name);
   }
 
   /** Draw the bars: only the new ones if the others stay as they are. */
@@ -148,7 +150,7 @@ class Track {
   numbers(context, height, from) {
     const { size, card, ink } = this.look;
     this.row.bars.slice(from).forEach(({ x, width, height: tall }, i) => {
-      const text = `${this.lane.rounds[from + i].written}`;
+      const { written } = this.lane.rounds[from + i], text = number(written, written % 1 ? 1 : 0);
       if (width < 0.6 * size * text.length + 2) return;
       const inside = tall > size + 4, above = height - tall > size;
       if (!inside && !above) return;
@@ -188,6 +190,7 @@ class Track {
 
   /** The round under the pointer, unless it is covered. */
   roundAt(event) {
+    if (this.axis.predicted) return null;
     const ms = this.timeAt(event), round = this.lane?.rounds[this.lane.indexAt(ms)];
     return round && ms >= round.begin && (this.axis.seen || round.begin <= tape.state.ms) ? round : null;
   }
@@ -213,7 +216,7 @@ class Track {
   }
 
   key(event) {
-    if (!this.lane || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (!this.lane || this.axis.predicted || event.ctrlKey || event.altKey || event.metaKey) return;
     const { rounds } = this.lane, end = rounds.length - 1, now = rounds.indexOf(this.at);
     const next = { ArrowRight: now < 0 ? 0 : Math.min(now + 1, end), ArrowLeft: now < 0 ? end : Math.max(now - 1, 0),
       Home: 0, End: end }[event.key];
@@ -236,14 +239,15 @@ class Axis {
     Object.assign(this, { rows: part("lanes"), ruler: part("ruler"), cover: part("cover"), line: part("line"), slider: part("slider"), words: part("words") });
     this.buttons = Object.fromEntries([...this.element.querySelectorAll("[data-tape]")].map((e) => [e.dataset.tape, e]));
     this.speeds = [...this.element.querySelectorAll("[data-speed]")];
-    Object.assign(this, { tracks: [], seen: false, end: 1, most: 1, flags: {}, about: null, finished: new Set(), failed: new Set() });
+    Object.assign(this, { tracks: [], seen: false, end: 1, most: 1, flags: {}, about: null, predicted: null, finished: new Set(), failed: new Set() });
     this.drawn = () => this.draw();
     this.bind();
     on("start", (head) => this.start(head));
+    on("readers", (predicted) => this.predict(predicted));
     on("line", () => tape.replaying || soon(this.drawn));
     on("view", (view) => this.take(view));
     // While the page follows a race, the axis changes only with its bars.
-    on("playhead", (head) => head.follows && !tape.state.ended || this.move(head));
+    on("playhead", (head) => this.predicted || head.follows && !tape.state.ended || this.move(head));
     for (const kind of ["phase", "instant"]) on(kind, () => soon(this.drawn));
     on("phase", (phase) => {
       if (over(phase)) this.seen = true;
@@ -320,6 +324,19 @@ class Axis {
     else (playing ? tape.pause : tape.play)();
   }
 
+  get race() {
+    return this.predicted?.race ?? tape.race;
+  }
+
+  /** Play predicted bars, or show the race's own again. */
+  predict(predicted) {
+    const { lanes } = predicted?.race.head ?? this.head;
+    Object.assign(this, { predicted, began: performance.now() });
+    this.element.classList.toggle("predicting", Boolean(predicted));
+    if (lanes.join() !== this.tracks.map(({ name }) => name).join()) this.show(lanes);
+    soon(this.drawn);
+  }
+
   show(lanes) {
     this.tracks = lanes.map((name) => new Track(this, name));
     this.rows.replaceChildren(...this.tracks.map(({ row }) => row));
@@ -346,13 +363,13 @@ class Axis {
 
   /** Draw all bars and the ruler, and then the playhead. */
   draw() {
-    const { race } = tape, { follows, ended, recorded } = tape.state;
-    if (!race || race.head !== this.head) return;
-    const longest = Math.max(race.end, 1), whole = Boolean(recorded || ended || !follows);
+    const { race, predicted } = this, { follows, ended, recorded } = tape.state;
+    if (!race || !predicted && race.head !== this.head) return;
+    const longest = Math.max(race.end, 1), whole = Boolean(predicted || recorded || ended || !follows);
     this.end = whole ? longest : SPANS.find((span) => span >= longest) ?? SPANS.at(-1) * Math.ceil(longest / SPANS.at(-1));
     this.most = race.most;
     // A recording shows flags before it has shown the views in which its lanes finish.
-    const flagged = (name) => (ended === "done" || this.finished.has(name)) && !this.failed.has(name);
+    const flagged = (name) => predicted || (ended === "done" || this.finished.has(name)) && !this.failed.has(name);
     this.flags = Object.fromEntries([...race.lanes].filter(([name]) => flagged(name)).map(([name, { clock: at }]) => [name, at]));
     this.element.flags = this.flags;
     for (const track of this.tracks) {
@@ -361,7 +378,10 @@ class Axis {
       track.canvas.setAttribute("aria-label", clock() ? `${about}, predicted` : about);
     }
     this.ticks();
-    this.move(tape.state);
+    if (!predicted) return this.move(tape.state);
+    const played = STILL.matches ? 1 : Math.min(1, (performance.now() - this.began) / PLAYED_MS);
+    this.move({ ms: played * race.end });
+    if (played < 1) soon(this.drawn);
   }
 
   ticks() {
@@ -380,22 +400,26 @@ class Axis {
 
   /** Move the playhead, its cover, and the words next to them. */
   move({ ms, speed, playing, follows }) {
-    const { race, state } = tape;
-    if (!race || race.head !== this.head) return;
+    const { predicted } = this, { race, state } = tape;
+    if (!race || !predicted && race.head !== this.head) return;
     const share = `${Math.min(100, 100 * ms / this.end)}%`;
-    this.cover.style.left = this.line.style.left = share;
+    // Moving its edge would count as a shift of the layout.
+    this.cover.style.clipPath = `inset(0 0 0 ${share})`;
+    this.line.style.left = share;
     this.cover.hidden = follows;
-    this.line.hidden = follows && !state.ended;
-    this.element.classList.toggle("seen", this.seen);
+    this.line.hidden = Boolean(predicted) || follows && !state.ended;
+    this.element.classList.toggle("seen", this.seen && !predicted);
     for (const track of this.tracks) track.show(follows ? Infinity : ms);
-    this.controls(state, playing, speed);
+    if (predicted) this.slider.disabled = true;
+    else this.controls(state, playing, speed);
     if (this.about === null) setText(this.words, this.time(state));
   }
 
   /** The time of the playhead and the speed in use, in words. */
   time({ ms, end, playing, speed, follows, ended }) {
+    if (this.predicted) return this.predicted.words;
     if (follows && !ended) return wear("live");
-    const pace = playing ? ` at ${SPEEDS[speed] ?? `1/${Math.round(1 / speed)} speed`}` : "";
+    const pace = playing ? ` at ${SPEEDS[speed] ?? `1/${Number((1 / speed).toPrecision(2))} speed`}` : "";
     return wear(`${ms < end - EPSILON ? `${seconds(ms)} of ` : ""}${seconds(end)}${pace}`);
   }
 

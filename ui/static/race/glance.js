@@ -89,8 +89,8 @@ class Glance {
   }
 
   draw() {
-    // The form may be drawn after the lanes.
-    if (!this.form) this.watchForm();
+    // The form may be drawn after the lanes. It moves when the stage does (page/ahead.js).
+    if (!this.form && !document.querySelector(".ahead")) this.watchForm();
     const figures = Boolean(run()) && !this.opening && [...this.seen.values()].some((seen) => !seen), said = this.status();
     this.button.hidden = !this.form || Boolean(this.sees);
     this.list.hidden = !figures;

@@ -1,15 +1,14 @@
-/* The step inspector: one round of one sequence, with q(x), p(x), the chance of acceptance, the random number and the
-   outcome of each draft, and the token that the target added. It works during and after a run. During the run, it
+/* The step inspector: one round of one sequence, in the table of step.js. It works during and after a run. During the run, it
    draws only while in view. Drafts that branch are drawn as a tree: depth from left to right, siblings below each other
    in the order of drafting, but the accepted path and the target's own token first, so that the top line is the text.
    Pointer, focus and touch select a node, whose numbers appear below. Arrow keys work as in any ARIA tree. */
 import { on, tell, soon, number, setText, make, svg } from "bass/page/page.js";
 import {
-  run, roundsIn, offerLanes, offerRows, chance, bare, quoted, pathOf, parentsOf, verdicts, greedy, coin,
+  run, roundsIn, offerLanes, offerRows, chance, bare, quoted, pathOf, parentsOf, verdicts, greedy,
 } from "bass/race/run.js";
 import { laneTime } from "bass/race/predicted.js";
 import { tape } from "bass/race/tape.js";
-import { openRound } from "bass/race/step.js";
+import { openRound, ruleWords, tableOf, whole } from "bass/race/step.js";
 
 export let pickRound = null;
 export let inspect = null;
@@ -149,22 +148,6 @@ class Tree {
   }
 }
 
-const TREE_NOTE = "A draft with u is accepted if u < p/q. A draft without u is accepted if the target samples the same token there. " +
-  "Drafts that follow a rejected draft, directly or further down, are not tested. The bars show p.";
-
-const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's most likely token and all drafts before it are accepted. " +
-  "Nothing is drawn at random.";
-
-/** Whether the target's own tokens decide about the drafts (coupled), so that no draft has a u. */
-const coupled = ({ drafts }) => drafts.every(({ u }) => u === null);
-
-/** The rows of the table that mean nothing for this step. */
-function without(step) {
-  if (greedy()) return ["q", "p", "ratio", "u"];
-  if (coin() !== null) return ["q", "p"];
-  return coupled(step) ? ["ratio", "u"] : [];
-}
-
 /** Whether the drafts are not a simple chain, so that they need a tree. */
 const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
 
@@ -175,32 +158,12 @@ function depthOf(step) {
   return Math.max(...depths);
 }
 
-/** The cells of a draft's column as [text, length of the bar or nothing], and `kind`, the class of the cells. */
-function draftColumn(draft, position, { accepted, one_by_one: oneByOne }, together) {
-  const isAccepted = position < accepted, tested = together || position <= accepted, saved = together && position >= oneByOne;
-  const verdict = isAccepted ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
-  return {
-    kind: isAccepted ? (saved ? "accepted step-saved" : "accepted") : tested ? "rejected" : "untested",
-    chance: [chance(draft.chance)],
-    token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
-    ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
-    u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
-  };
-}
-
-function nextColumn(token, nextP) {
-  return {
-    kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"], chance: ["–"],
-    verdict: [token.origin],
-  };
-}
-
 class Inspector {
   constructor(element) {
     this.element = element;
     this.tree = new Tree(element.querySelector(".tree-part"));
     this.pick = Object.fromEntries([...element.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
-    this.table = element.querySelector(".round");
+    this.table = element.querySelector(".round-scroll");
     this.line = element.querySelector(".round-line");
     this.note = element.querySelector(".round-note");
     this.seen = false;
@@ -275,35 +238,16 @@ class Inspector {
     const { tokens } = lane.sequences[Number(this.pick.sequence.value)];
     const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
     setText(this.line, this.sentence(step, own, ended));
-    if (!step.drafts.length) return setText(this.note, "");
-    const together = run().head.together && !step.parents;
+    setText(this.note, step.drafts.length ? ruleWords(step) : "");
+    if (!step.drafts.length) return;
     if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
-    else {
-      this.table.querySelector("[data-row=chance]").hidden = !together;
-      const none = without(step);
-      for (const row of ["q", "p", "ratio", "u"]) this.table.querySelector(`[data-row=${row}]`).hidden = none.includes(row);
-      const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
-      if (!ended) columns.push(nextColumn(own, step.next_p));
-      this.fill(columns);
-    }
-    setText(this.note, greedy() ? GREEDY_NOTE : step.parents ? TREE_NOTE : Inspector.rule(step, together));
+    else this.table.replaceChildren(tableOf(whole(step), step));
   }
 
   /** Why there is no round to show. */
   static missing(rounds) {
     if (!run()) return "No round yet: press Run.";
     return rounds ? "This round has not ended at this point of the race." : "This sequence has no rounds yet.";
-  }
-
-  /** The rule that decided, in a sentence. */
-  static rule(step, together) {
-    const { accepted, one_by_one: oneByOne } = step;
-    if (coin() !== null) return `Each draft is accepted at random with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
-    if (coupled(step)) return "Coupled verification: a draft is accepted if the target samples the same token. There is no u.";
-    if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
-    const other = oneByOne === accepted ? "as many" : `${oneByOne} of them`;
-    return "Block verification: the last draft with u < h is accepted, and so are all drafts before it. " +
-      `Tested one by one (u < p/q, up to the first rejected draft), ${other} would have been accepted with the same u.`;
   }
 
   sentence(step, own, ended) {
@@ -313,21 +257,6 @@ class Inspector {
     const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
     if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;
     return `${at}draft length ${step.length}, ${count} drafted, ${accepted}`;
-  }
-
-  fill(columns) {
-    for (const row of this.table.querySelectorAll("[data-row]")) {
-      const cells = columns.map((column) => {
-        const [text, share] = column[row.dataset.row];
-        const cell = make("td", `step-${column.kind}`, text);
-        if (share !== undefined && share !== null) {
-          cell.classList.add("bar");
-          cell.style.setProperty("--share", Math.min(1, share));
-        }
-        return cell;
-      });
-      row.replaceChildren(row.firstElementChild, ...cells);
-    }
   }
 }
 

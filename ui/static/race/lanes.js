@@ -15,6 +15,7 @@ import { mountStepper } from "bass/race/step.js";
 import { mountGlance } from "bass/race/glance.js";
 import { mountExact } from "bass/race/exact.js";
 import { mountSaid } from "bass/race/said.js";
+import { machineOf } from "bass/race/narrate.js";
 
 export let markEqual = null;
 const REASONS = {
@@ -385,13 +386,13 @@ class Board {
         : `Temperature 0: the ${count} rows of a lane are the same.`);
   }
 
-  recorded({ made, about }, { batch_size: rows, settings: { temperature } }) {
-    const date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
-    const of = `Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.`;
+  recorded(recording, { batch_size: rows, clock, settings: { temperature } }) {
+    const { made, about } = recording, date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
+    const where = ["Recorded", made?.device && `on ${machineOf(recording)}`].filter(Boolean).join(" ");
+    const said = `${[where, date, clock && "times predicted"].filter(Boolean).join(", ")}.`;
     // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
     // the main settings here.
-    const then = document.querySelector("[data-replay]") ? `. ${of}` : ": press Run to race here.";
-    return `Recorded${date ? ` on ${date}` : ""}${then}`;
+    return document.querySelector("[data-replay]") ? `${said} Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.` : said;
   }
 
   /** Show the newest numbers. */

@@ -18,6 +18,17 @@ const short = (value) => number(value, value % 1 ? 1 : 0);
 const quote = (text) => `“${text.trim().replace(/\s+/g, " ")}”`;
 const label = ({ head }, { name }) => head.looks?.[name]?.label ?? name;
 
+const article = (name) => `${/^([AEIOU]|NV)/.test(name) ? "an" : "a"} ${name}`;
+
+/** Where a recording was made, from its own fields: "two cores of a Xeon with AMX", or the name of its GPU. */
+export function machineOf({ about = "", made }) {
+  const [, name, cores] = /^(.*), (\d+) cores\b/.exec(made?.device ?? "") ?? [];
+  if (!cores) return article(made?.device ?? "machine");
+  const [, family] = /\b(Xeon|EPYC|Core|Ryzen|Apple M\d+|Neoverse\S*)\b/.exec(name) ?? [], machine = family ?? name.replace(/\((R|TM)\)/g, "");
+  const kernels = /own kernels with (\w+)/.exec(about)?.[1];
+  return `${inWords(Number(cores))} ${cores === "1" ? "core" : "cores"} of ${article(machine)}${kernels ? ` with ${kernels}` : ""}`;
+}
+
 /** How long it takes to read a sentence, in ms. */
 export const readingTime = (text) => 400 + 160 * text.split(" ").length;
 
@@ -114,7 +125,7 @@ function ending(race, lane, reference, view) {
   const lost = !rare && wrong > 1 / 3 ? `${share} of the guesses are wrong, and checking them costs ${number(cost, 1)} steps: slower.` : price("slower");
   const said = [`${other}${equal ? price("level") : speed > 1 ? won : lost}`];
   const [first, second] = [lane, reference].sort((a, b) => a.clock - b.clock), sizes = [first, second].map(({ rows }) => sum(rows.map(({ ids }) => ids.length)));
-  if (!race.head.settings?.time_budget_ms && sizes[0] < sizes[1] && (speed > 1) === (first === reference)) {
+  if (!race.head.settings?.time_budget_ms && sizes[0] < sizes[1] && (equal || (speed > 1) === (first === reference))) {
     said.push(`${label(race, first)} ended first because its text is shorter: ${sizes[0]} tokens of ${sizes[1]}.`);
   }
   return said;

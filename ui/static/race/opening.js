@@ -9,7 +9,7 @@ import { on, tell, make, busy, bisect } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
 import { EPSILON } from "bass/race/times.js";
 import { markEqual } from "bass/race/lanes.js";
-import { narrator, readingTime } from "bass/race/narrate.js";
+import { machineOf, narrator, readingTime } from "bass/race/narrate.js";
 import { sentences, say } from "bass/race/said.js";
 
 const TICK_MS = 50;
@@ -27,9 +27,9 @@ function pace(ms, race) {
 }
 
 export class Opening {
-  /** `load(name)` puts a recording on the tape and returns whether it may be played, `machine(recorded)` names its machine. */
-  constructor(part, load, machine) {
-    Object.assign(this, { part, load, machine, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
+  /** `load(name)` puts a recording on the tape and returns whether it may be played. */
+  constructor(part, load) {
+    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
     this.dots = SCENES.map(({ title }, i) => {
       const dot = make("button");
       Object.assign(dot, { type: "button", title });
@@ -104,7 +104,7 @@ export class Opening {
       return count < 0 ? upTo : count;
     });
     markEqual(equal);
-    const runs = document.querySelector("[data-replay]") ? "" : ": press Run", machine = `Recorded on ${this.machine(tape.state.recorded)}. Yours may differ${runs}.`;
+    const runs = document.querySelector("[data-replay]") ? "" : ": press Run", machine = `Recorded on ${machineOf(tape.state.recorded)}. Yours may differ${runs}.`;
     if (upTo === longest) say(since < COMPARE_MS ? `${same} of ${all} tokens are the same. Guessing changes nothing but the speed.` : machine);
     return machine;
   }

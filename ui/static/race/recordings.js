@@ -10,18 +10,6 @@ import { files } from "bass/race/files.js";
 import { openingScenes, Opening } from "bass/race/opening.js";
 
 export let scenes = null;
-const COUNTS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"];
-
-const article = (name) => `${/^([AEIOU]|NV)/.test(name) ? "an" : "a"} ${name}`;
-
-/** Where a recording was made, from its own fields: "two cores of a Xeon with AMX", or the name of its GPU. */
-export function machineOf({ about = "", made }) {
-  const [, name, cores] = /^(.*), (\d+) cores\b/.exec(made?.device ?? "") ?? [];
-  if (!cores) return article(made?.device ?? "machine");
-  const [, family] = /\b(Xeon|EPYC|Core|Ryzen|Apple M\d+|Neoverse\S*)\b/.exec(name) ?? [], machine = family ?? name.replace(/\((R|TM)\)/g, "");
-  const kernels = /own kernels with (\w+)/.exec(about)?.[1];
-  return `${COUNTS[cores] ?? cores} ${cores === "1" ? "core" : "cores"} of ${article(machine)}${kernels ? ` with ${kernels}` : ""}`;
-}
 const SPEEDS = [0.1, 0.25, 1], LONGEST_MS = 12_000;
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const FAILED = "The recording could not be loaded: try again in a moment.";
@@ -71,7 +59,7 @@ class Recordings {
       return this.draw();
     }
     const load = async (name) => free() && await this.load(this.offers.find((offer) => offer.name === name), free);
-    this.opening = new Opening(document.querySelector(".opening"), load, machineOf);
+    this.opening = new Opening(document.querySelector(".opening"), load);
     scenes = { names: openingScenes.map(({ title }) => title), show: (i) => this.opening.show(i), skip: () => this.opening.skip() };
     await this.opening.show(0);
     // Ahead of the next scene.
@@ -136,10 +124,9 @@ class Recordings {
     this.back.hidden = !own;
     this.back.disabled = this.busy;
     if (!recorded) return;
-    const { about, made } = recorded, date = made?.date ? `, ${made.date}` : "";
-    // Older files have no device of their own.
-    setText(this.about, [recorded.look_for, made?.device ? `Recorded on ${machineOf(recorded)}${date}.` : `Recorded: ${about}.`].filter(Boolean).join(" "));
-    this.about.title = about;
+    // The note beside the legend names the machine (lanes.js).
+    setText(this.about, recorded.look_for || recorded.about);
+    this.about.title = recorded.about;
   }
 }
 

@@ -8,7 +8,7 @@ import { EPSILON } from "bass/race/times.js";
 import { narrate } from "bass/race/narrate.js";
 
 const LEAST_MS = 1000, RESTS_MS = 150, HEARD = 3;
-let line = null, changed = 0, timer = null, opening = false, known = { race: null };
+let predicted = false, line = null, changed = -LEAST_MS, timer = null, opening = false, known = { race: null };
 
 /** All sentences of the race on the tape. They are computed again once it has more rounds. */
 export function sentences() {
@@ -39,6 +39,7 @@ export function say(text, delay = 0) {
 }
 
 function follow({ ms, speed, follows, moving }) {
+  if (predicted) return;
   const all = sentences(), rests = !moving && !follows;
   const chosen = opening ? all.filter(({ first }) => first) : rests ? all : timely(all, follows ? 1 : speed);
   const now = chosen.findLast((sentence) => sentence.ms <= ms + EPSILON);
@@ -56,6 +57,12 @@ export const mountSaid = (root) => {
     line.ariaLive = opening && scenes > HEARD ? "off" : "polite";
   });
   on("playhead", follow);
+  // Of the slider over readers (sweep/readers.js).
+  on("readers", (shown) => {
+    predicted = Boolean(shown);
+    if (shown) say(shown.said);
+    else follow({ ...tape.state, moving: false });
+  });
   const asked = root.querySelector(".asked");
   on("start", ({ settings }) => {
     const prompt = String(settings.prompt ?? "");

@@ -3,8 +3,8 @@
    A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
    on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
    bass:pause, bass:step and bass:back on the document do the same. openRound(lane, row, step) opens the panel. */
-import { on, tell, setText, make } from "bass/page/page.js";
-import { run, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, pathOf, verdicts } from "bass/race/run.js";
+import { on, tell, setText, make, what } from "bass/page/page.js";
+import { run, roundsIn, offerLanes, offerRows, chance, bare, coin, quoted, parentsOf, pathOf, verdicts } from "bass/race/run.js";
 import { tape } from "bass/race/tape.js";
 import { hold, next } from "bass/race/playhead.js";
 import { ruleOf, trace } from "bass/race/trace.js";
@@ -16,15 +16,22 @@ const RULES = {
   rejection: "A draft is accepted if r · q < p. The first rejected one ends the round.",
   block: "Block verification: the last draft with r < h is accepted, and all before it.",
   greedy: "Temperature 0: p and q are 1 for the most likely word and 0 for the others. Their values at temperature 1 stand below.",
-  tree: "Of the drafts that follow the same token, at most one was drawn at random. It is accepted if r < min(1, p/q), the others only if the target samples them.",
+  tree: "Of the drafts that follow the same token, at most one was drawn at random. It is accepted if r < min(1, p/q), the others only if the target samples them. Drafts after a rejected one are not tested.",
   coupled: "Coupled verification: a draft is accepted if the target samples the same token. There is no r, and q plays no part.",
   coin: "Synthetic acceptance: each draft is accepted at random, whatever it is.",
 };
 
-/** All values of a round whose rule is not in the file, as a state of trace.js. */
-function whole(step) {
+/** The rule that judged a round, in words. */
+export function ruleWords(step) {
+  const rule = ruleOf(step), { accepted, one_by_one: alone } = step;
+  if (rule === "coin") return `${RULES.coin} Its chance is ${chance(coin())}.`;
+  return rule === "block" ? `${RULES.block} Tested one by one, ${alone === accepted ? "as many" : `${alone} of them`} would have been accepted.` : RULES[rule];
+}
+
+/** All values of a round, as a state of trace.js. */
+export function whole(step) {
   const count = step.drafts.length;
-  return { mark: "", note: RULES[ruleOf(step)], drafts: count, qs: count, p: true, tested: count, chances: count, testing: null, n: step.accepted, over: true, t: true };
+  return { mark: "", note: ruleWords(step), drafts: count, qs: count, p: true, tested: count, chances: count, testing: null, n: step.accepted, over: true, t: true };
 }
 
 /** The verdict on each draft in a state: "accepted", "rejected", "untested", or "pending" before it falls. */
@@ -34,11 +41,11 @@ function outcomesIn(state, step) {
 }
 
 /** The table of a state: a column for each draft, a row for each variable. */
-function tableOf(state, step) {
+export function tableOf(state, step) {
   const table = make("table", "step-values"), { drafts, detail } = step, rule = ruleOf(step), outcomes = outcomesIn(state, step);
-  const row = (name, what, known, cell) => {
+  const row = (name, words, known, cell, formula) => {
     const line = make("tr"), head = Object.assign(make("th"), { scope: "row" });
-    head.append(make("code", "", name), what);
+    head.append(make("code", "", name), words, ...(formula ? [what(formula)] : []));
     line.append(head, ...drafts.map((draft, i) =>
       make("td", `is-${outcomes[i]}${state.testing === i ? " is-now" : ""}`, i < known ? cell(draft, i) : "·")));
     table.append(line);
@@ -47,14 +54,14 @@ function tableOf(state, step) {
   row("x", "draft", state.drafts, ({ text }) => bare(text));
   if (step.parents) row("", "follows", drafts.length, (_, i) => (parentsOf(step)[i] < 0 ? "the text" : bare(drafts[parentsOf(step)[i]].text)));
   if (detail) row("", "from", state.drafts, (_, i) => detail.sources[i]);
-  row("q", "draft says", state.qs, (_, i) => chance(q(i)));
-  row("p", "model says", state.p ? drafts.length : 0, ({ p }) => chance(p));
+  row("q", "draft says", state.qs, (_, i) => chance(q(i)), "q");
+  row("p", "model says", state.p ? drafts.length : 0, ({ p }) => chance(p), "p");
   if (rule === "greedy" && detail) {
     row("q", "temperature 1", state.qs, (_, i) => chance(detail.own_q?.[i] ?? null));
     row("p", "temperature 1", state.p ? drafts.length : 0, (_, i) => chance(detail.own_p?.[i] ?? null));
-  } else row("r", "uniform", state.tested, ({ u }) => chance(u));
-  if (rule === "block") row("h", "its chance", state.chances, (draft) => chance(draft.chance));
-  row("", "verdict", drafts.length, (_, i) => MARKS[outcomes[i]]);
+  } else if (rule !== "greedy" && rule !== "coupled") row("r", "uniform", state.tested, ({ u }) => chance(u), "u");
+  if (rule === "block") row("h", "its chance", state.chances, (draft) => chance(draft.chance), "chance");
+  row("", "verdict", drafts.length, (_, i) => MARKS[outcomes[i]], "outcome");
   for (const [i, cell] of [...table.lastElementChild.children].slice(1).entries()) cell.append(make("span", "spoken", ` ${outcomes[i]}`));
   return table;
 }

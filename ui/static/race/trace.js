@@ -6,7 +6,7 @@
    - tested, chances: how many r and h are known. testing: the draft that this line tests, or null.
    - n: accepted drafts, or null. over: whether the drafts from n on are rejected. t: whether the model's token is known.
    tests/ui/test_code.py compares the lines and values with a run of the file. */
-import { run, greedy, chance, quoted } from "bass/race/run.js";
+import { run, coin, greedy, chance, quoted } from "bass/race/run.js";
 
 // What a draft's source does; other sources say what may come next.
 const NOTES = { copy: "The draft copies the next word from the text.", grammar: "The grammar allows only this token." };
@@ -14,6 +14,7 @@ const NOTES = { copy: "The draft copies the next word from the text.", grammar: 
 /** Recordings without details don't name the rule, so it is inferred. */
 export function ruleOf(step) {
   if (step.detail) return step.detail.rule;
+  if (coin() !== null) return "coin";
   if (greedy()) return "greedy";
   if (step.parents) return "tree";
   if (step.drafts.length && step.drafts.every((draft) => draft.u === null)) return "coupled";

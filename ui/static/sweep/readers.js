@@ -1,28 +1,36 @@
-/* "How many readers at once?": the speed-up by the number of readers, and the steps of the three decoders.
+/* "How many readers at once?": the slider beside the lanes, and the speed-up by the number of readers.
    - The figures are in data-figures (ui/sweep/readers.py): ms per step of Regular, and of BASS (tokens per step, ms per
      step), by machine, text and readers. Speculative serves one reader at a time: its steps are those of BASS with one.
      A machine "here" is the visitor's own. All are predicted. A race there is shown as a ring.
-   - A block is a step. Its width is its time and its height is the tokens that it writes, as on the time axis of a race.
-   - Moving the slider plays the steps once more, slowed down.
+   - The slider stands at the race's own number of readers. At another number, the time axis plays predicted steps (axis.js),
+     until the visitor goes back or touches the race.
+   - The text is the one whose drafts were accepted about as often as the race's, until the visitor chooses one.
    - BASS pays as long as its speed-up is at least PAYS. */
-import { on, over, number, setText, svg, make } from "bass/page/page.js";
+import { on, tell, over, number, setText, svg, make } from "bass/page/page.js";
 import { run } from "bass/race/run.js";
 import { tape } from "bass/race/tape.js";
+import { Race, sum } from "bass/race/times.js";
 
-const PAYS = 1.05, SPAN_MS = 100, PLAYED_MS = 1500;
-const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
-const CURVE = { width: 640, height: 240, left: 46, right: 14, top: 16, bottom: 26 }, STRIP = { width: 640, height: 74 };
+const PAYS = 1.05;
+// The tokens that each reader gets on the time axis.
+const TOKENS = 40;
+const CURVE = { width: 640, height: 240, left: 46, right: 14, top: 16, bottom: 26 };
 const LINES = ["speculative", "bass"];
 
 class Readers {
   constructor(root) {
     this.root = root;
     this.known = JSON.parse(root.dataset.figures);
-    this.slider = root.querySelector("input[type=range]");
-    root.addEventListener("input", () => {
-      this.draw();
-      this.play();
+    // Beside the lanes, which the page mounts first.
+    const bar = document.querySelector(".axis-readers");
+    [this.slider, this.counter] = [bar.querySelector("input"), bar.querySelector("output")];
+    this.slider.addEventListener("input", () => this.predict());
+    root.addEventListener("input", ({ target }) => {
+      this.told ||= target.name === "readers-text";
+      this.predict();
     });
+    on("touched", () => this.moves || this.home());
+    on("start", ({ batch_size: rows }) => this.home(rows));
     on("phase", (phase) => over(phase) && this.raced());
     root.querySelector(".readers-curve svg").addEventListener("pointerdown", (event) => this.point(event));
     this.draw();
@@ -36,13 +44,54 @@ class Readers {
     return this.known.machines[this.chosen("machine")];
   }
 
-  /** Play the steps from the left. */
-  play() {
-    if (STILL.matches) return;
-    for (const picture of this.root.querySelectorAll(".readers-steps svg")) {
-      picture.getAnimations().forEach((running) => running.cancel());
-      picture.animate([{ clipPath: "inset(0 100% 0 0)" }, { clipPath: "inset(0)" }], PLAYED_MS);
+  /** Stand at the race's own number of readers, and let the axis show the race. */
+  home(rows = run()?.head.batch_size) {
+    this.slider.value = rows;
+    this.draw();
+    if (this.shows) tell("readers", null);
+    this.shows = false;
+  }
+
+  /** Choose the text whose drafts were accepted about as often as those of the race. */
+  choose() {
+    const rate = tape.last?.lanes.bass?.metrics.token_acceptance;
+    if (this.told || !Number.isFinite(rate)) return;
+    const off = ([, { acceptance }]) => Math.abs(sum(acceptance) / acceptance.length - rate);
+    const [name] = Object.entries(this.known.texts).reduce((best, text) => (off(text) < off(best) ? text : best));
+    this.root.querySelector(`[data-choice="text"] [value="${name}"]`).checked = true;
+  }
+
+  /** Let the time axis play the predicted steps, unless the race has this many readers itself. */
+  predict() {
+    const readers = Number(this.slider.value), { recorded, ended } = tape.state;
+    this.choose();
+    this.draw();
+    // A race of the visitor's own is being drawn.
+    if (!tape.race || !recorded && !ended) return;
+    this.moves = true;
+    tell("touched");
+    this.moves = false;
+    tape.pause();
+    if (readers === run().head.batch_size) return this.home();
+    const { bass } = this.steps(readers), { label } = this.machine;
+    this.shows = true;
+    tell("readers", {
+      race: this.race(readers), words: `Predicted: ${TOKENS} tokens for each reader`,
+      said: `With ${this.counted(readers)}, BASS would be ${number(bass.speed, 2)} times as fast as Regular on ${label[0].toLowerCase()}${label.slice(1)}.`,
+    });
+  }
+
+  /** The steps with this many readers as a race (times.js). */
+  race(readers) {
+    const steps = this.steps(readers), tokens = TOKENS * readers, race = new Race({ lanes: Object.keys(steps), batch_size: readers, reference: "regular" });
+    for (const [name, { tokens: each, ms }] of Object.entries(steps)) {
+      const rounds = Array.from({ length: Math.ceil(tokens / each) }, (_, i) => {
+        const written = Math.min(each, tokens - i * each);
+        return { round: i + 1, kind: "plain", time_ms: (i + written / each) * ms, draft_ms: null, verify_ms: null, rows: [{ sequence: 0, start: 0, written, drafted: [] }] };
+      });
+      race.add({ [name]: { rounds, new: {} } });
     }
+    return race;
   }
 
   /** Add the visitor's own race to the measured speed-ups of this machine. */
@@ -68,12 +117,11 @@ class Readers {
   }
 
   draw() {
-    const readers = Number(this.slider.value), steps = this.steps(readers), { last } = this;
+    const readers = Number(this.slider.value), { last } = this;
     this.slider.setAttribute("aria-valuetext", this.counted(readers));
-    this.say(readers, steps, last);
+    setText(this.counter, `${readers}`);
+    this.say(readers, this.steps(readers), last);
     this.curve(readers, last);
-    const tallest = Math.max(...Object.values(steps).map(({ tokens }) => tokens));
-    for (const [name, step] of Object.entries(steps)) this.strip(name, step, tallest);
     const { machine, known } = this, text = known.texts[this.chosen("text")];
     setText(this.root.querySelector(".readers-source"),
       `Predicted with ${known.drafts} drafts per row. Step times: ${machine.source}. Acceptance: ${text.source}.`
@@ -135,29 +183,13 @@ class Readers {
     picture.replaceChildren(...parts);
   }
 
-  /** The steps of one decoder in SPAN_MS. The step with the most tokens is as tall as the picture. */
-  strip(name, { tokens, ms }, tallest) {
-    const item = this.root.querySelector(`[data-lane="${name}"]`), { width, height } = STRIP, parts = [];
-    const tall = Math.max(2, height * tokens / tallest);
-    for (let start = 0; start < SPAN_MS; start += ms) {
-      const from = width * start / SPAN_MS, to = Math.min(width, width * (start + ms) / SPAN_MS);
-      parts.push(svg("rect", { x: from + 1, y: height - tall, width: Math.max(1, to - from - 2), height: tall, class: start + ms > SPAN_MS ? "cut" : "" }));
-    }
-    const picture = item.querySelector("svg");
-    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    picture.setAttribute("preserveAspectRatio", "none");
-    picture.replaceChildren(...parts);
-    const rounded = number(tokens, tokens < 10 && tokens % 1 ? 1 : 0);
-    setText(item.querySelector("p"), `${rounded} token${tokens === 1 ? "" : "s"} in ${number(ms, ms < 10 ? 1 : 0)} ms`);
-  }
-
   /** Move the slider to the pressed place of the curve, and along with the pointer. */
   point(event) {
     const picture = event.currentTarget, { left, right, width } = CURVE, counts = this.known.readers;
     const go = ({ clientX }) => {
       const box = picture.getBoundingClientRect(), at = (clientX - box.left) / box.width * width;
       this.slider.value = Math.round(counts[0] + (counts.at(-1) - counts[0]) * (at - left) / (width - left - right));
-      this.draw();
+      this.predict();
     };
     picture.setPointerCapture(event.pointerId);
     picture.addEventListener("pointermove", go);
