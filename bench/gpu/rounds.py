@@ -1,9 +1,10 @@
 """What a round on a GPU consists of: kernels, the gaps between them, and the host.
 
 A pair of SmolLM2-135M's shape and a head of one layer, with random weights. For regular decoding and BASS at each
-batch size: the lane's clock and the wall time per round; the round's graphs replayed alone, timed by events; the
-sum of their kernels' times; the same graphs replayed in a row without a read, which is the limit of a host that
-runs ahead; and the wall time beside a thread busy with Python, by the interpreter's switch interval.
+batch size: the lane's clock and the wall time per round, if each round is launched before the last one is read,
+and if not; the round's graphs replayed alone, timed by events; the sum of their kernels' times; the same graphs
+replayed in a row without a read, which no host that runs ahead can beat; and the wall time beside a thread busy
+with Python, by the interpreter's switch interval.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bass_core import ModelPair
+from bass_core.decode.batch import BatchDecoder
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.model.static_step import CapturedStep
@@ -46,16 +48,15 @@ def rounds(ctx: Context) -> None:
 def _split(ctx: Context, pair: ModelPair, method: str, size: int) -> None:
     case, count = f"b{size} {method}", 3 if ctx.tiny else 30
     lane = _begun(ctx, pair, method, size)
-    before, began = lane.decode_ms, time.perf_counter()
-    for _ in range(count):
-        lane.step()
-    clock, wall = (lane.decode_ms - before) / count, 1000 * (time.perf_counter() - began) / count
-    ctx.row(case, "clock", clock, "ms per round")
-    ctx.row(case, "wall", wall, "ms per round")
+    _time(ctx, lane, f"{case}, launched ahead", count)
     for interval in SWITCH_INTERVALS:
         with _busy_thread(interval):
             times = [_wall_ms(lane.step) for _ in range(count)]
         ctx.row(case, f"wall beside a busy thread, switch interval {1000 * interval:g} ms", median(times), "ms")
+    lane.end("stopped")
+    with mock.patch.object(BatchDecoder, "looks_ahead", False):
+        lane = _begun(ctx, pair, method, size)
+    clock = _time(ctx, lane, case, count)
     with _replayed_steps() as steps:
         lane.step()
     ctx.row(case, "graphs", float(len(steps)), "replays per round")
@@ -74,6 +75,17 @@ def _split(ctx: Context, pair: ModelPair, method: str, size: int) -> None:
     unread = milliseconds(partial(replay, many), ctx.device, repeats=3) / many
     ctx.row(case, "graphs in a row, without a read", unread, "ms per round")
     lane.end("stopped")
+
+
+def _time(ctx: Context, lane: Lane, case: str, count: int) -> float:
+    """Report the times of `count` rounds, and return the clock's milliseconds of one."""
+    before, began = lane.decode_ms, time.perf_counter()
+    for _ in range(count):
+        lane.step()
+    clock = (lane.decode_ms - before) / count
+    ctx.row(case, "clock", clock, "ms per round")
+    ctx.row(case, "wall", 1000 * (time.perf_counter() - began) / count, "ms per round")
+    return clock
 
 
 def _begun(ctx: Context, pair: ModelPair, method: str, size: int) -> Lane:

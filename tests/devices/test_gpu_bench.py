@@ -64,6 +64,7 @@ def test_a_round_is_split_into_its_graphs() -> None:
         assert rows[f"b2 {method}", "graphs"]["value"] == graphs
         for what in ("clock", "wall", "graphs alone", "kernels", "graphs in a row, without a read"):
             assert rows[f"b2 {method}", what]["value"] > 0
+        assert rows[f"b2 {method}, launched ahead", "clock"]["value"] > 0
 
 
 def test_lanes_run_the_cases_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
