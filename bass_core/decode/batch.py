@@ -4,9 +4,9 @@ Regular decoding is the loop without a drafter, speculative decoding the loop ov
 A round is four calls: lengths, propose, verify, commit. It waits for the device once. The rule that judges drafts
 is known before any is drawn: the tree rule if the drafter `branches`, else the chain rule.
 
-If nothing but the device's own results decides the next round, the device is given that round before this one is
-read (`_needs_no_host`), so that it doesn't wait for the host. A row whose text then ends has taken part in one round
-too many, which is ignored. Texts and records are the same as without looking ahead.
+If only results on the device decide the next round (`_needs_no_host`), the device is given that round before this
+one is read, so that it doesn't wait for the host. A row whose text then ends takes part in one more round, which is
+ignored. Texts and records stay the same.
 """
 
 from __future__ import annotations
@@ -129,12 +129,8 @@ class BatchDecoder(Decoder):
         """
         params, drafter, policy = self.params, self.drafter, self.policy
         asks_host = params.inspect or params.logprobs or masked or params.sampling.shapes
-        if (
-            not self.launches_ahead
-            or not self.target.captures
-            or asks_host
-            or params.verification.adjust is not None
-        ):
+        asks_host = asks_host or params.verification.adjust is not None
+        if asks_host or not self.launches_ahead or not self.target.captures:
             return False
         if drafter is None:
             return policy is None
