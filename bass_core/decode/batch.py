@@ -4,9 +4,9 @@ Regular decoding is the loop without a drafter, speculative decoding the loop ov
 A round is four calls: lengths, propose, verify, commit. It waits for the device once. The rule that judges drafts
 is known before any is drawn: the tree rule if the drafter `branches`, else the chain rule.
 
-If only results on the device decide the next round (`_needs_no_host`), the device is given that round before this
-one is read, so that it doesn't wait for the host. A row whose text then ends takes part in one more round, which is
-ignored. Texts and records stay the same.
+If only results on the device decide the next round (`_needs_no_host`), the device is given that round before
+this one is read, so that it doesn't wait for the host. A row whose text then ends takes part in one more round,
+which is ignored. Texts and records stay the same.
 """
 
 from __future__ import annotations
