@@ -4,9 +4,9 @@ Regular decoding is the loop without a drafter, speculative decoding the loop ov
 A round is four calls: lengths, propose, verify, commit. It waits for the device once. The rule that judges drafts
 is known before any is drawn: the tree rule if the drafter `branches`, else the chain rule.
 
-If nothing but the device's own results decides the next round, the device is given that round before this one is
-read (`_looks_ahead`), so that it doesn't wait for the host. A row whose text then ends has taken part in one round
-too many, which is ignored. Texts and records are the same as without looking ahead.
+If only results on the device decide the next round (`_needs_no_host`), the device is given that round before
+this one is read, so that it doesn't wait for the host. A row whose text then ends takes part in one more round,
+which is ignored. Texts and records stay the same.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class BatchDecoder(Decoder):
         policy: sets the draft lengths; None drafts nothing.
         limit: the longest draft that fits the caches.
         return_states: whether the target's forwards return hidden states, for the drafter or another reader.
-        looks_ahead: whether a round may be launched before the last one is read; a class's or a test's choice.
+        launches_ahead: whether a round may be launched before the last one is read; a class's or a test's choice.
     """
 
-    looks_ahead: ClassVar[bool] = True
+    launches_ahead: ClassVar[bool] = True
 
     sequences: list[Sequence]
     target: ModelRunner
@@ -96,11 +96,11 @@ class BatchDecoder(Decoder):
         self._branches = self.drafter is not None and self.drafter.branches
         raw_states = self.drafter is not None and self.drafter.raw_states
         masked = any(row.grammar is not None for row in self._rows)
-        self._launches_ahead = self._looks_ahead(masked)
-        if self.drafter is not None and self._launches_ahead:
+        self._advances = self._needs_no_host(masked)
+        if self.drafter is not None and self._advances:
             self.drafter.advances = True
         self.verifier = Verifier(
-            self.target, self.params, self.return_states, raw_states, self._branches, masked, self._launches_ahead
+            self.target, self.params, self.return_states, raw_states, self._branches, masked, self._advances
         )
         # The round that was launched before the last one was read.
         self._next: Launch | None = None
@@ -122,14 +122,15 @@ class BatchDecoder(Decoder):
             self._next.verifying.copy.wait()
         self._next = None
 
-    def _looks_ahead(self, masked: bool) -> bool:
+    def _needs_no_host(self, masked: bool) -> bool:
         """Return whether rounds may be launched before the last one is read.
 
         Then no decision of the host is needed in between: rows draft equally many tokens by one graph, or none.
         """
         params, drafter, policy = self.params, self.drafter, self.policy
         asks_host = params.inspect or params.logprobs or masked or params.sampling.shapes
-        if not self.looks_ahead or not self.target.captures or asks_host or params.verification.adjust is not None:
+        asks_host = asks_host or params.verification.adjust is not None
+        if asks_host or not self.launches_ahead or not self.target.captures:
             return False
         if drafter is None:
             return policy is None
@@ -254,7 +255,7 @@ class BatchDecoder(Decoder):
 
     def _launch_ahead(self, last: Launch) -> Launch | None:
         """Launch the round after one that is not read yet; None if something has to be decided before."""
-        if not self._launches_ahead or not self.verifier.repeats(last.verifying):
+        if not self._advances or not self.verifier.repeats(last.verifying):
             return None
         proposal, captured, drafter = last.verifying.proposal, last.verifying.captured, self.drafter
         width = proposal.width

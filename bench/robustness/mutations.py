@@ -55,7 +55,7 @@ _SAMPLED = [_CONFORMANCE + "distribution.py::test_texts_have_the_distribution[ba
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_rejected"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_a_text_ends_at_any_place_of_a_round"]
-_AHEAD = "tests/devices/test_look_ahead.py::test_texts_and_records_are_those_of_the_plain_loop"
+_AHEAD = "tests/devices/test_launched_ahead.py::test_texts_and_records_are_those_of_the_plain_loop"
 _LATE = [
     _AMUSD + "decoder.py::test_a_late_draft_that_is_right_is_accepted_and_fed_next",
     _AMUSD + "decoder.py::test_a_late_draft_that_is_wrong_is_rejected",
@@ -422,7 +422,7 @@ MUTANTS = [
            "        verdict = self.verifier.read(self._rows, launch.verifying)\n",
            "        verdict = self.verifier.read(self._rows, launch.verifying)\n"
            "        self._next = None if gone else self._launch_ahead(launch)\n",
-           ["tests/devices/test_look_ahead.py::test_the_next_round_is_launched_before_this_one_is_read"]),
+           ["tests/devices/test_launched_ahead.py::test_the_next_round_is_launched_before_this_one_is_read"]),
     Mutant("graphs: a row that moves leaves its text behind", "bass_core/model/static_step.py",
            "self.tokens[target].copy_(self.tokens[source])", "pass",
            [_CAPTURED + "chains_keep_the_distribution[penalties, a row leaves]"]),

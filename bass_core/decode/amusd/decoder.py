@@ -82,7 +82,7 @@ class AmusdDecoder(BatchDecoder):
         unsure: whether to leave out drafts after an unsure one.
     """
 
-    looks_ahead = False
+    launches_ahead = False
 
     def __init__(
         self,

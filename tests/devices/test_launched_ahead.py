@@ -47,7 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchedRound]:
 @contextmanager
 def plain_loop(patch: pytest.MonkeyPatch) -> Iterator[None]:
     with patch.context() as here:
-        here.setattr(BatchDecoder, "looks_ahead", False)
+        here.setattr(BatchDecoder, "launches_ahead", False)
         yield
 
 
@@ -180,7 +180,7 @@ def test_unsound_numbers_end_a_lane_with_the_same_error(
     ahead: bool, method: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next round is fed a token of id -1, which must not reach an embedding."""
-    monkeypatch.setattr(BatchDecoder, "looks_ahead", ahead)
+    monkeypatch.setattr(BatchDecoder, "launches_ahead", ahead)
     run = Judge.run
 
     def unsound(self: Judge, *arguments: Any) -> Any:
