@@ -116,21 +116,15 @@ def attend(
     # Head dimensions that are not powers of two share a kernel, with the elements beyond `dim` masked.
     size = BLOCK_D if EXACT else dim
     in_head = d < size
-    q_at = q + row * q_b + hq * q_h + s * q_s
-    if ROTATE:
-        queries_ = rotated(q_at, query_exists, position, last_position, cos, sin, q_norm, d, size, eps, NORM)
-        queries_ = queries_.to(q.dtype.element_ty)
-    else:
-        queries_ = tl.load(q_at[:, None] + d[None, :], mask=query_exists[:, None] & in_head[None, :], other=0.0)
-    queries_ = queries_.to(k.dtype.element_ty)
-    if WIDEN:
-        queries_ = queries_.to(tl.float32)
     k_at = k + row * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + row * v_b + head.to(tl.int64) * v_h + d[None, :]
     if ROTATE:
         kv_heads: tl.constexpr = HEADS // GROUP
-        for begin in range(tl.maximum(low, length), high, BLOCK_M):
-            n = begin + tl.arange(0, BLOCK_M)
+        # More tokens at once would spill registers, fewer would give a thread fewer numbers of a head, and so
+        # sum the squares of a head in another order than elsewhere.
+        BLOCK_T: tl.constexpr = BLOCK_M if BLOCK_M < 32 else 32
+        for begin in range(tl.maximum(low, length), high, BLOCK_T):
+            n = begin + tl.arange(0, BLOCK_T)
             new = n < high
             new_position = n
             if TREE:
@@ -146,6 +140,15 @@ def attend(
             tl.store(v_at + to * v_n, new_value.to(v.dtype.element_ty), mask=mask)
         # Other threads of this program read these columns.
         tl.debug_barrier()
+    q_at = q + row * q_b + hq * q_h + s * q_s
+    if ROTATE:
+        queries_ = rotated(q_at, query_exists, position, last_position, cos, sin, q_norm, d, size, eps, NORM)
+        queries_ = queries_.to(q.dtype.element_ty)
+    else:
+        queries_ = tl.load(q_at[:, None] + d[None, :], mask=query_exists[:, None] & in_head[None, :], other=0.0)
+    queries_ = queries_.to(k.dtype.element_ty)
+    if WIDEN:
+        queries_ = queries_.to(tl.float32)
     if SHARED:
         group = tl.load(groups + row)
         pk_at = prefix_k + group * pk_b + head.to(tl.int64) * pk_h + d[:, None]
