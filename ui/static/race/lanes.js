@@ -381,18 +381,9 @@ class Board {
     const stop = shown.find(({ name }) => name !== head.reference) ?? shown[0];
     for (const lane of this.lanes) lane.stop(lane === stop);
     const { recorded } = tape.state;
-    setText(this.element.querySelector(".race-note"), recorded ? this.recorded(recorded, head)
+    setText(this.element.querySelector(".race-note"), recorded ? `Recorded on ${machineOf(recorded)}.`
       : settings.temperature !== 0 || Number.isFinite(settings.acceptance) || count < 2 || settings.prompts === "lines" ? ""
         : `Temperature 0: the ${count} rows of a lane are the same.`);
-  }
-
-  recorded(recording, { batch_size: rows, clock, settings: { temperature } }) {
-    const { made, about } = recording, date = made?.date ?? about.match(/\d{4}-\d\d-\d\d/)?.[0];
-    const where = ["Recorded", made?.device && `on ${machineOf(recording)}`].filter(Boolean).join(" ");
-    const said = `${[where, date, clock && "times predicted"].filter(Boolean).join(", ")}.`;
-    // With models, page/form.js lists the settings in which the recording differs from the form. Without models, name
-    // the main settings here.
-    return document.querySelector("[data-replay]") ? `${said} Batch ${rows}${Number.isFinite(temperature) ? `, temperature ${temperature}` : ""}.` : said;
   }
 
   /** Show the newest numbers. */
