@@ -149,6 +149,8 @@ class Verifier:
             raw = output.logits
             output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
         elif self.masked:
-            forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents)
+            # Details of a round show the whole distribution.
+            greedy = self.params.sampling.greedy and not self.params.inspect
+            forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents, greedy)
         outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
         return VerifiedRound(judged, outcomes, output, fed, raw)
