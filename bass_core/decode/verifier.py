@@ -5,6 +5,7 @@ A CUDA graph that can run the round contains the forward and the judge. Nothing 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
 from ..model.static_step import GraphDrafts
 from ..sample.noise import RowKeys
-from ..sample.shaping import forbid, shaped
+from ..sample.shaping import forbid, shaped, write_masks
 from ..sequence import Forward, Sequence
 from ..verify.acceptance import RowOutcome
 from ..verify.judge import Judge
@@ -31,7 +32,7 @@ class VerifiedRound(NamedTuple):
         outcomes: one per row.
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
-        raw_logits: the target's logits before penalties; None if there are no penalties.
+        raw_logits: the target's logits before penalties and masks; None if there are none.
     """
 
     proposal: Proposal
@@ -49,7 +50,8 @@ class Verifier:
         return_states: whether the forwards return hidden states.
         raw_states: as in ForwardBatch.
         branches: whether the drafts form trees.
-        masked: whether some rows have grammars. Their masks are made on the host, so no graph runs a round.
+        masked: whether some rows have grammars. Their masks are made on the host: after the forward, or before the
+            graph that contains it.
     """
 
     def __init__(
@@ -75,12 +77,13 @@ class Verifier:
         """
         device, count = self.target.device, len(rows)
         zeros = [0] * count
-        if not (self.branches or self.masked):
+        if not self.branches:
             tokens = torch.zeros(count, width - 1, dtype=torch.long, device=device)
             probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
             text = None if self._text is None else self._text.tokens
-            drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None)
+            write = partial(write_masks, rows=[], drafts=[]) if self.masked else None
+            drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None, write)
             if self.target.verify_in_graph(drafts, self._judge, inputs, self.return_states, text) is not None:
                 return
         fed = torch.zeros(count, width, dtype=torch.long, device=device)
@@ -113,7 +116,7 @@ class Verifier:
         self, rows: list[Sequence], proposal: Proposal, keys: RowKeys, fed: Forward
     ) -> VerifiedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
-        if self.masked or not self.target.captures:
+        if not self.target.captures:
             return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
@@ -124,6 +127,10 @@ class Verifier:
         if text is not None:
             text.upload(rows, [len(row.tokens) - 1 for row in rows])
         texts = None if text is None else text.tokens
+        if self.masked:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            write = partial(write_masks, rows=rows, drafts=tokens, parents=proposal.tree_parents)
+            drafts = drafts._replace(write_masks=write)
         captured = self.target.verify_in_graph(drafts, judge, inputs, self.return_states, texts)
         if captured is None:
             return None

@@ -103,6 +103,25 @@ def _likeliest(scores: Tensor | RaggedRows) -> list[list[int]]:
     return [flat[first:last] for first, last in pairwise(scores.firsts)]
 
 
+def write_masks(
+    out: Bits, rows: Seq[Sequence], drafts: Seq[Seq[int]], parents: Seq[Seq[int]] | None = None
+) -> None:
+    """Write the masks of a round to int32 [R, S, V / 32], as GraphDrafts.write_masks does.
+
+    Args:
+        drafts: each row's drafts, without padding.
+        parents: as in `shaped`.
+    """
+    out.fill(-1)
+    for r, row in enumerate(rows):
+        if row.grammar is None:
+            continue
+        masks = row.grammar.masks(drafts[r], None if parents is None else parents[r])
+        for place, bits in zip(out[r], masks, strict=False):
+            if bits is not None:
+                place[:] = _of_width(bits[None], out.shape[2])
+
+
 def _penalised(
     logits: Tensor,
     params: SamplingParams,

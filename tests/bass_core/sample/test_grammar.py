@@ -198,6 +198,40 @@ def test_a_text_ends_only_where_its_grammar_may() -> None:
     assert matcher("abb?").masks([0, 1])[2] == [0b010], "a text without end ids goes on"
 
 
+class Counted:
+    """llguidance's matcher, with a count of the tokens that it reads and takes back."""
+
+    moved, reset = 0, None
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+    def consume_token(self, token: int) -> Any:
+        self.moved += 1
+        return self.matcher.consume_token(token)
+
+    def consume_tokens(self, tokens: list[int]) -> Any:
+        self.moved += len(tokens)
+        return self.matcher.consume_tokens(tokens)
+
+    def rollback(self, count: int) -> Any:
+        self.moved += count
+        return self.matcher.rollback(count)
+
+
+def test_drafts_cost_no_more_after_a_long_text() -> None:
+    ours = matcher("[ab]*c")
+    for _ in range(500):
+        ours.write(0)
+    ours._matcher = counted = Counted(ours._matcher)
+    assert all(mask is not None for mask in ours.masks([0, 1, 0])) and counted.moved == 6
+    assert ours.fitting([0, 1, 0]) == 3 and ours.next_mask([0, 1]) is not None and counted.moved == 10
+    assert not ours.write(1) and counted.moved == 11
+
+
 def test_the_tokenizers_own_end_as_a_draft_ends_no_text() -> None:
     """llguidance can't roll back over it once a text is complete, even if the request has other ends or none."""
     ours = matcher("ab")
