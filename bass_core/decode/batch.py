@@ -144,7 +144,9 @@ class BatchDecoder(Decoder):
         soft = not self.params.sampling.greedy and drafter is not None and drafter.source in DRAWS
         # Only the drafter knows how wide a tree step is.
         for rows, level in self.target.captured_rounds(batch, 0 if self._branches else limit):
-            self.verifier.prepare(self._rows[:rows], 1 + level, soft, drafter is not None and drafter.merges)
+            # Under grammars, all drafts of a round may be forced.
+            for drawn in {soft, soft and not self.verifier.masked}:
+                self.verifier.prepare(self._rows[:rows], 1 + level, drawn, drafter is not None and drafter.merges)
         if drafter is None:
             return
         drafter.prepare(batch)

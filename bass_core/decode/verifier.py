@@ -7,6 +7,7 @@ and `read` waits for it. Other rounds are judged by `launch`. Nothing is committ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.runner import ModelRunner
 from ..model.static_step import CapturedRound, GraphDrafts
 from ..sample.noise import RowKeys
-from ..sample.shaping import forbid, shaped
+from ..sample.shaping import forbid, shaped, write_masks
 from ..sequence import Forward, Sequence
 from ..verify.acceptance import Outcomes
 from ..verify.judge import Judge
@@ -33,7 +34,7 @@ class VerifiedRound(NamedTuple):
         outcomes: those of the rows.
         output: the target's output; its tensors are valid until the next forward.
         fed: input sizes of the verification, as in Round.
-        raw_logits: the target's logits before penalties; None if there are no penalties.
+        raw_logits: the target's logits before penalties and masks; None if there are none.
         staying: the rows that the round writes to, in the order of its record; None for all. The others ended in
             the round before, which was not read when this one was launched.
     """
@@ -81,7 +82,8 @@ class Verifier:
         return_states: whether the forwards return hidden states.
         raw_states: as in ForwardBatch.
         branches: whether the drafts form trees.
-        masked: whether some rows have grammars. Their masks are made on the host, so no graph runs a round.
+        masked: whether some rows have grammars. Their masks are made on the host: after the forward, or before the
+            graph that contains it.
         advances: whether rounds may be launched before the last one is read (`launch_again`).
     """
 
@@ -110,12 +112,13 @@ class Verifier:
         """
         device, count = self.target.device, len(rows)
         zeros = [0] * count
-        if not (self.branches or self.masked):
+        if not self.branches:
             tokens = torch.zeros(count, width - 1, dtype=torch.long, device=device)
             probs = torch.zeros(count, width - 1, self.target.vocab, device=device) if soft and width > 1 else None
             inputs = self._judge.inputs(rows, zeros, RowKeys(0, zeros, zeros, device))._replace(tokens=zeros)
             text = None if self._text is None else self._text.tokens
-            drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None)
+            write = partial(write_masks, rows=[], drafts=[]) if self.masked else None
+            drafts = GraphDrafts(tokens, probs, [[]] * count if merges and width > 1 else None, write)
             options = self.return_states, text, self.advances
             if self.target.verify_in_graph(drafts, self._judge, inputs, *options) is not None:
                 return
@@ -179,7 +182,7 @@ class Verifier:
 
     def _launch_in_graph(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> CapturedRound | None:
         """Verify in one captured graph, or return None if there is none for this round."""
-        if self.masked or not self.target.captures:
+        if not self.target.captures:
             return None
         judge, drafts, text = proposal.judge(self._judge), proposal.in_graph(), self._text
         if drafts is None or not judge.captures(self.target.device, drafts.probs):
@@ -190,6 +193,10 @@ class Verifier:
         if text is not None:
             text.upload(rows, [len(row.tokens) - 1 for row in rows])
         texts = None if text is None else text.tokens
+        if self.masked:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            write = partial(write_masks, rows=rows, drafts=tokens, parents=proposal.tree_parents)
+            drafts = drafts._replace(write_masks=write)
         return self.target.verify_in_graph(drafts, judge, inputs, self.return_states, texts, self.advances)
 
     def _verify_after_forward(self, rows: list[Sequence], proposal: Proposal, keys: RowKeys) -> VerifiedRound:
@@ -204,6 +211,8 @@ class Verifier:
             raw = output.logits
             output.logits = shaped(raw, self.params.sampling, rows, drafts, judged.tree_parents)
         elif self.masked:
-            forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents)
+            # Details of a round show the whole distribution.
+            greedy = self.params.sampling.greedy and not self.params.inspect
+            forbid(output.scores, rows, judged.tokens.tolist(), judged.tree_parents, greedy)
         outcomes = judged.judge(self._judge).verify(output, judged, drafts, keys)
         return VerifiedRound(judged, outcomes, output, fed, raw)

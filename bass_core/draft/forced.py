@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..length.base import Offer
@@ -61,13 +62,14 @@ def _forced(row: Sequence) -> list[int]:
 
 def _cut(rows: list[Sequence], whole: Proposal, sources: list[str]) -> Proposal:
     """Return a proposal with each row's drafts up to the first forbidden one."""
-    counts, drawn = list(whole.num_drafted), whole.probs is not None
-    for r, (row, drafts) in enumerate(zip(rows, whole.tokens.tolist(), strict=True)):
+    counts, drawn, tokens = list(whole.num_drafted), whole.probs is not None, whole.tokens.tolist()
+    for r, (row, drafts) in enumerate(zip(rows, tokens, strict=True)):
         if row.grammar is not None:
             counts[r] = min(counts[r], row.grammar.fitting(drafts[: counts[r]]) + (drawn and sources[r] != COPY))
     width = max(counts)
+    # On the host, where masks are made of them.
     return Proposal(
-        whole.tokens[:, :width],
+        torch.tensor(tokens, dtype=torch.long)[:, :width],
         counts,
         _narrowed(whole.probs, width),
         windowed=whole.windowed,

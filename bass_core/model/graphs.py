@@ -29,6 +29,7 @@ from kernels.support import is_accelerator
 from ..machine.capture import Pool, capture, empty_cache, enabled
 from ..machine.setup_time import setting_up
 from ..machine.transfer import to_device
+from ..sample.shaping import allowed_logits
 from .base import CausalModel
 from .cache import RaggedCache
 from .capturable import refuse_capture
@@ -124,6 +125,7 @@ class _Slot:
     pool: Pool
     steps: OrderedDict[tuple[Any, ...], CapturedStep] = field(default_factory=OrderedDict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    host_words: Tensor | None = None
 
 
 class GraphRunner(ModelRunner):
@@ -184,7 +186,7 @@ class GraphRunner(ModelRunner):
         text: Tensor | None = None,
         advances: bool = False,
     ) -> CapturedRound | None:
-        batch, (tokens, probs, copies) = len(inputs.counts), drafts
+        batch, (tokens, probs, copies, write_masks) = len(inputs.counts), drafts
         width = 1 + max(tokens.shape[1], *map(len, copies or [[]]))
         if probs is not None and (probs.dtype, probs.device, probs.shape[2]) != (
             torch.float32, self.device, self.vocab,
@@ -211,7 +213,11 @@ class GraphRunner(ModelRunner):
 
         def make(static: RoundInputs) -> tuple[Callable[[], Any], dict[str, Tensor]]:
             fed = torch.zeros(rows, columns, dtype=torch.long, device=cache.buffer.device)
-            constants = judge.constants(fed.device)
+            constants, masks = judge.constants(fed.device), None
+            static_inputs = {"tokens": fed} | constants
+            if write_masks is not None:
+                masks = torch.full((rows, columns, -(-vocab // 32)), -1, dtype=torch.int32, device=fed.device)
+                static_inputs["masks"] = masks
 
             def verify_round() -> tuple[ForwardOutput, Judged]:
                 fed[:, 0].copy_(static.tokens)
@@ -220,17 +226,19 @@ class GraphRunner(ModelRunner):
                 tree = judge.tree(constants, rows)
                 step = CapturedBatch(fed, static.lengths, extent, return_states, static.prefix, tree=tree)
                 output = model.forward_captured(step, cache, backend)
-                output.logits = output.logits[..., :vocab]
+                logits = output.logits = output.logits[..., :vocab]
                 texts = None if text is None else text[:rows]
-                judged = judge.run(output.logits, fed, static, probs_buffer, texts, constants)
+                # Penalties, which come first elsewhere, leave a logit of -inf as it is.
+                logits = logits if masks is None else allowed_logits(logits, masks)
+                judged = judge.run(logits, fed, static, probs_buffer, texts, constants)
                 if advances:
                     judge.advance(static, judged.packed)
-                return output, judged
+                return output, judged if masks is None or judged.logits is not None else Judged(judged[0], logits)
 
-            return verify_round, {"tokens": fed} | constants
+            return verify_round, static_inputs
 
-        with_drafts = probs is not None, copies is not None
-        key = ("judged", *shape, self._kind(), return_states, extent, judge, *with_drafts, advances)
+        given = probs is not None, copies is not None, write_masks is not None
+        key = ("judged", *shape, self._kind(), return_states, extent, judge, *given, advances)
         step = self._captured(key, inputs, rows, make, () if probs is None else ("probs",))
         if step is None:
             return None
@@ -248,6 +256,11 @@ class GraphRunner(ModelRunner):
         def repeats(written: int) -> bool:
             return cache.max_len - cache.room(self._lengths[:batch]) + written + columns <= extent
 
+        if write_masks is not None:
+            masks = step.static_inputs["masks"]
+            bits = self._host_words(masks.numel()).view(masks.shape)
+            write_masks(bits.numpy())
+            masks.copy_(bits, non_blocking=True)
         repeat(drafts)
         output, judged = step.output
         states = None if output.states is None else output.states[:batch, :width]
@@ -256,6 +269,13 @@ class GraphRunner(ModelRunner):
         return CapturedRound(
             ForwardOutput(logits, states), Judged(judged.packed[:batch], changed), repeat, repeats
         )
+
+    def _host_words(self, count: int) -> Tensor:
+        """Return int32 [count] on the host, pinned for CUDA, which every round overwrites."""
+        # A round ends with a wait for the device, so the copy of the round before is over.
+        if self.slot.host_words is None or len(self.slot.host_words) < count:
+            self.slot.host_words = torch.empty(count, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        return self.slot.host_words[:count]
 
     def call(
         self,

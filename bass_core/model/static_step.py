@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.plan import MAX_TREE_TOKENS, TreeMask
@@ -129,11 +131,14 @@ class GraphDrafts(NamedTuple):
         probs: float32 [B, l, V], the distributions that they were drawn from; None for point masses.
         copies: the drafts of rows that copy, in place of those in `tokens`; [] for other rows. None if no
             row copies.
+        write_masks: writes what the rows' grammars allow to int32 [R, 1 + l', V / 32], a bit for each token; the
+            array may have more rows and columns than the round. None if no row has a grammar.
     """
 
     tokens: Tensor
     probs: Tensor | None
     copies: list[list[int]] | None = None
+    write_masks: Callable[[NDArray[np.int32]], None] | None = None
 
 
 class Judged(NamedTuple):
@@ -141,7 +146,7 @@ class Judged(NamedTuple):
 
     Attributes:
         packed: float32 [B, n], the outcomes.
-        logits: [B, S, V], the target's with penalties; None if they are the forward's.
+        logits: [B, S, V], the target's with penalties and masks; None if they are the forward's.
     """
 
     packed: Tensor

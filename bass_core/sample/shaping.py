@@ -13,17 +13,19 @@ The order is that of transformers: biases, then the repetition penalty, then pre
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device
 from ..sequence import Sequence
+from .distribution import argmax, compiled
+from .grammar import Bits
 from .params import SamplingParams
 from .rows import RaggedRows, copied
 
@@ -68,6 +70,7 @@ def forbid(
     rows: Seq[Sequence],
     drafts: list[list[int]],
     parents: Seq[Seq[int]] | None = None,
+    greedy: bool = False,
 ) -> None:
     """Set the logits of tokens that the rows' grammars forbid to -inf, in place.
 
@@ -75,13 +78,48 @@ def forbid(
         scores: float [B, S, V], or ragged rows of them.
         drafts: each row's drafts; padding may follow them.
         parents: as in `shaped`.
+        greedy: whether only the largest logit of each position counts. On a CPU, positions where it is allowed are
+            left as they are.
     """
-    masks = {
-        r: row.grammar.masks(drafts[r], None if parents is None else parents[r])
-        for r, row in enumerate(rows)
-        if row.grammar is not None
-    }
+    values = scores.rows if isinstance(scores, RaggedRows) else scores
+    likeliest = _likeliest(scores) if greedy and not is_accelerator(values.device) else None
+    masks = {}
+    for r, row in enumerate(rows):
+        if row.grammar is not None:
+            row_parents = None if parents is None else parents[r]
+            if likeliest is None:
+                masks[r] = row.grammar.masks(drafts[r], row_parents)
+            else:
+                masks[r] = row.grammar.masks(drafts[r][: len(likeliest[r]) - 1], row_parents, likeliest[r])
     _apply_masks(scores, masks)
+
+
+def _likeliest(scores: Tensor | RaggedRows) -> list[list[int]]:
+    """Return the token with the largest logit at each position, one list per row (ragged: without padding)."""
+    if not isinstance(scores, RaggedRows):
+        tokens: list[list[int]] = argmax(scores).tolist()
+        return tokens
+    flat = argmax(scores.rows).tolist()
+    return [flat[first:last] for first, last in pairwise(scores.firsts)]
+
+
+def write_masks(
+    out: Bits, rows: Seq[Sequence], drafts: Seq[Seq[int]], parents: Seq[Seq[int]] | None = None
+) -> None:
+    """Write the masks of a round to int32 [R, S, V / 32], as GraphDrafts.write_masks does.
+
+    Args:
+        drafts: each row's drafts, without padding.
+        parents: as in `shaped`.
+    """
+    out.fill(-1)
+    for r, row in enumerate(rows):
+        if row.grammar is None:
+            continue
+        masks = row.grammar.masks(drafts[r], None if parents is None else parents[r])
+        for place, bits in zip(out[r], masks, strict=False):
+            if bits is not None:
+                place[:] = _of_width(bits[None], out.shape[2])
 
 
 def _penalised(
@@ -220,67 +258,40 @@ class Shaper:
         logits.masked_fill_(ended > 0, float("-inf"))
 
 
-def _apply_masks(scores: Tensor | RaggedRows, masks: dict[int, list[NDArray[np.int32] | None]]) -> None:
+def _apply_masks(scores: Tensor | RaggedRows, masks: dict[int, list[Bits | None]]) -> None:
     """Set the logits of forbidden tokens to -inf, in place; masks[r][s] has one bit per token id, or is None."""
     values = scores.rows if isinstance(scores, RaggedRows) else scores
-    if is_accelerator(values.device):
-        _apply_masks_on_device(values, masks)
+    width = 0 if isinstance(scores, RaggedRows) else scores.shape[1]
+    firsts = scores.firsts if isinstance(scores, RaggedRows) else range(0, len(scores) * width + 1, width)
+    found = [
+        (first, bits)
+        for r, row_masks in masks.items()
+        for first, bits in zip(range(firsts[r], firsts[r + 1]), row_masks, strict=False)
+        if bits is not None
+    ]
+    if not found:
         return
-    for r, row_masks in masks.items():
-        for s, bits in enumerate(row_masks):
-            if bits is None:
-                continue
-            if isinstance(scores, RaggedRows):
-                if (place := scores.firsts[r] + s) < scores.firsts[r + 1]:
-                    _keep_allowed(values[place], bits)
-            elif s < scores.shape[1]:
-                _keep_allowed(scores[r, s], bits)
+    places, bits = [place for place, _ in found], np.stack([bits for _, bits in found])
+    if compiled(values):
+        from kernels.cpu.sampling import calls  # imports numba
 
-
-def _keep_allowed(logits: Tensor, bits: NDArray[np.int32]) -> None:
-    """Set the logits [V] without a bit to -inf, in place, and touch as few of them as possible."""
-    ids, allowed = _ids(bits, len(logits))
-    if logits.dtype != torch.float32:
-        changed = torch.full_like(logits, float("-inf")) if allowed else logits.clone()
-        changed[ids] = logits[ids] if allowed else float("-inf")
-        logits.copy_(changed)
+        calls.keep_allowed(values, places, bits)
         return
-    # torch would split the work among its threads, which then wait for each other.
-    values = logits.numpy()
-    if not allowed:
-        values[ids] = -np.inf
-        return
-    kept = values[ids]
-    values.fill(-np.inf)
-    values[ids] = kept
+    words = np.full((*values.shape[:-1], -(-values.shape[-1] // 32)), -1, np.int32)
+    words.reshape(-1, words.shape[-1])[places] = _of_width(bits, words.shape[-1])
+    values.copy_(allowed_logits(values, to_device(torch.from_numpy(words), values.device)))
 
 
-def _ids(bits: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], bool]:
-    """Return the ids below `size` with a bit, and True; if there are many, those without one, and False.
-
-    Ids behind the tokenizer's last one have no bit.
-    """
-    words = np.flatnonzero(bits)
-    if 4 * len(words) > len(bits):
-        octets = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little")
-        return np.flatnonzero(octets == 0), False
-    flat = np.flatnonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little"))
-    ids = 32 * words[flat >> 5] + (flat & 31)
-    return ids[ids < size], True
+def _of_width(bits: Bits, words: int) -> Bits:
+    """Return masks with this number of words; tokens after the last have no bit."""
+    return np.pad(bits, ((0, 0), (0, max(0, words - bits.shape[1]))))[:, :words]
 
 
-def _apply_masks_on_device(logits: Tensor, masks: dict[int, list[NDArray[np.int32] | None]]) -> None:
-    """Do the same for logits [B, S, V] on an accelerator, with one copy to it: the bits."""
-    batch, width, size = logits.shape
-    packed = np.full((batch, width, -(-size // 32)), -1, np.int32)
-    for r, row_masks in masks.items():
-        for s, bits in enumerate(row_masks[:width]):
-            if bits is not None:
-                packed[r, s] = np.pad(bits, (0, max(0, packed.shape[2] - len(bits))))[: packed.shape[2]]
-    words = to_device(torch.from_numpy(packed), logits.device)
+def allowed_logits(logits: Tensor, bits: Tensor) -> Tensor:
+    """Return logits [..., V] with -inf for tokens without a bit in int32 [..., V / 32]; a graph can capture it."""
     bit = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (words[..., None] >> bit & 1).flatten(2)[..., :size]
-    logits.masked_fill_(allowed == 0, float("-inf"))
+    allowed = (bits[..., None] >> bit & 1).flatten(-2)[..., : logits.shape[-1]]
+    return logits.masked_fill(allowed == 0, float("-inf"))
 
 
 def _shaped_on_device(

@@ -3,7 +3,9 @@
 A regular expression and schemas of three sizes, for batches of different prompts, with and without the grammar.
 `certain` is the share of the tokens to which the grammar leaves no choice, and `masks` the milliseconds per round
 in which masks are made and applied and texts are followed. With --check, 40 texts in batches of four must parse
-and validate, and greedy BASS must write the texts of masked regular decoding.
+and validate, and greedy BASS must write the texts of masked regular decoding. With --peer, llama.cpp answers the
+same prompts greedily, without and with its own form of each grammar, from the pair's Q4_1 file. Its schemas allow
+other white space than ours, so its texts differ.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode import verifier
 from bass_core.decode.measuring import with_costs
@@ -22,6 +26,10 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.sample.grammar import Matcher
 
+from ..peers import llama_cpp
+from ..peers.arms import LLAMA_CPP
+from ..peers.child import Child
+from ..peers.command import PACKAGES, SPARE, gguf_of
 from ..report.report import Row, at_least, at_most, claim, finish, load, median, parser, whole
 
 _TEXT, _AGE = {"type": "string", "maxLength": 24}, {"type": "integer", "minimum": 0, "maximum": 120}
@@ -54,6 +62,10 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "4 fields": {"json_schema": _object(_PERSON)},
     "8 fields": {"json_schema": _object(_ORDER)},
 }
+# The grammars in the form that llama.cpp takes.
+_NAME = "[A-Z] [a-z]{2,11}"
+_GBNF = f'root ::= "20" [0-9]{{2}} "-" [01] [0-9] "-" [0-3] [0-9] ": " {_NAME} " " {_NAME}'
+PEER_GRAMMARS = GRAMMARS | {"regex": {"grammar": _GBNF}}
 PEOPLE = ["a student", "a nurse", "a chess player", "a farmer", "a pilot", "a retired teacher", "a cook", "a poet"]
 # New tokens per row, those of a first call that is not counted, and the number of checked texts.
 TOKENS, WARM_UP, CHECKED = 96, 8, 40
@@ -66,6 +78,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--grammars", nargs="+", choices=list(GRAMMARS), default=list(GRAMMARS))
     options.add_argument("--repeats", type=whole(), default=2)
     options.add_argument("--check", action="store_true", help="check texts instead of measuring times")
+    options.add_argument("--peer", action="store_true", help="measure llama.cpp's grammars too")
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batch, arguments.grammars, arguments.repeats = [2], ["4 fields"], 1
@@ -76,6 +89,9 @@ def main(argv: list[str]) -> None:
     results = [
         _measured(pair, rows, name, arguments.repeats) for name in arguments.grammars for rows in arguments.batch
     ]
+    if arguments.peer:
+        for row in results:
+            row |= _llama_cpp(pair, row["batch"], row["grammar"], arguments.repeats)
     decided, pairs = not arguments.quick, [(row, f"{row['grammar']}, batch {row['batch']}") for row in results]
     claims = [at_most(f"masks, share of a round, {case}", row["share"], 0.05, decided) for row, case in pairs]
     claims += [at_least(f"BASS over regular, {case}", row["speed-up"], 1.0, decided) for row, case in pairs]
@@ -123,6 +139,33 @@ def _run(pair: ModelPair, method: str, rows: int, grammar: dict[str, Any], token
         "certain": certain / metrics.new_tokens, "masks": spent[0] / metrics.rounds,
         "round": lane.decode_ms / metrics.rounds,
     }  # fmt: skip
+
+
+def _llama_cpp(pair: ModelPair, rows: int, name: str, repeats: int) -> Row:
+    """Return llama.cpp's ms per token of the longest row, without and with a grammar, or {} if it can't run."""
+    notes: list[str] = []
+    model = gguf_of(pair, notes) if llama_cpp.installed() else None
+    if model is None or pair.tokenizer is None:
+        print(*(notes or [llama_cpp.INSTALL]))
+        return {}
+    prompts, found = [list(row) for row in make_request(pair, _prompts(rows)).prompts], {}
+    size = max(map(len, prompts)) + TOKENS + SPARE
+    for key, grammar in (("llama.cpp", None), ("llama.cpp with grammar", PEER_GRAMMARS[name])):
+        how = str(model), "plain", rows, size, torch.get_num_threads(), grammar
+        times: list[float] = []
+        with Child(LLAMA_CPP, PACKAGES[LLAMA_CPP], llama_cpp.serve, *how) as child:
+            child.complete(prompts, WARM_UP)
+            for _ in range(repeats):
+                start = time.perf_counter()
+                child.complete(prompts, 1)
+                read = time.perf_counter()
+                texts = child.complete(prompts, TOKENS)
+                end = time.perf_counter()
+                longest = max(len(pair.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+                # Both calls read the prompts and write one token.
+                times.append(1000 * ((end - read) - (read - start)) / max(longest - 1, 1))
+        found[key] = median(times)
+    return found
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
         except BassError as error:
             notes.append(f"Our {weights} lanes are left out: {error}")
     chosen = _wanted(arguments, notes)
-    model = _gguf(pair, notes) if {LLAMA_CPP, OPENVINO} & set(chosen) else None
+    model = gguf_of(pair, notes) if {LLAMA_CPP, OPENVINO} & set(chosen) else None
     turns: list[ArmCalls] = []
     about: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -151,7 +151,7 @@ def _wanted(arguments: argparse.Namespace, notes: list[str]) -> list[str]:
     return chosen
 
 
-def _gguf(pair: ModelPair, notes: list[str]) -> Path | None:
+def gguf_of(pair: ModelPair, notes: list[str]) -> Path | None:
     """Return the pair's GGUF file, fetched again if it is gone; without one, add a note and return None."""
     manifest = weights_of(pair).with_name(MANIFEST)
     if (

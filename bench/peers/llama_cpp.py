@@ -2,9 +2,9 @@
 
 The process loads the GGUF file into one server with one slot per row and a fixed number of threads; everything
 else is llama.cpp's default. A call sends all rows at once and returns when the last row is written. Decoding is
-greedy and without an early end, and every call reads the prompts again. Drafts are looked up in the row's text
-(`ngram-simple`). We don't use `ngram-mod`: it remembers the texts of earlier calls, so a repeated prompt would
-find its answer.
+greedy, without an early end (unless a grammar ends), and every call reads the prompts again. Drafts are looked up
+in the row's text (`ngram-simple`). We don't use `ngram-mod`: it remembers the texts of earlier calls, so a
+repeated prompt would find its answer.
 
 There is one server per process: with two more idle servers, a token took a third longer on two cores.
 """
@@ -28,7 +28,9 @@ def installed() -> bool:
     return find_spec("xllamacpp") is not None
 
 
-def serve(model: str, way: str, sequences: int, context: int, threads: int) -> tuple[str, Complete]:
+def serve(
+    model: str, way: str, sequences: int, context: int, threads: int, grammar: dict[str, Any] | None = None
+) -> tuple[str, Complete]:
     """Return the CPU instructions that llama.cpp uses, and `complete`.
 
     Args:
@@ -36,11 +38,12 @@ def serve(model: str, way: str, sequences: int, context: int, threads: int) -> t
         way: a name of SPECULATION.
         sequences: rows per call.
         context: the maximum number of tokens of a row.
+        grammar: a JSON schema as `json_schema` or a text in GBNF as `grammar`; None writes free text.
     """
     import xllamacpp
 
     server = _server(xllamacpp, model, way, sequences, context, threads)
-    return xllamacpp.get_system_info().strip(" |"), partial(_complete, server)
+    return xllamacpp.get_system_info().strip(" |"), partial(_complete, server, grammar)
 
 
 def _server(xllamacpp: Any, model: str, way: str, sequences: int, context: int, threads: int) -> Any:
@@ -56,13 +59,13 @@ def _server(xllamacpp: Any, model: str, way: str, sequences: int, context: int, 
     return xllamacpp.Server(params)
 
 
-def _complete(server: Any, rows: list[list[int]], tokens: int) -> list[str]:
-    greedy = {"samplers": ["top_k"], "top_k": 1}
-    request = {"prompt": rows, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **greedy}
+def _complete(server: Any, grammar: dict[str, Any] | None, rows: list[list[int]], tokens: int) -> list[str]:
+    greedy = {"samplers": ["top_k"], "top_k": 1, "ignore_eos": grammar is None, **(grammar or {})}
+    request = {"prompt": rows, "n_predict": tokens, "cache_prompt": False, **greedy}
     answer = server.handle_completions(request)
     if "choices" not in answer:
         raise ValueError(answer)
     ends = {choice["finish_reason"] for choice in answer["choices"]}
-    if ends != {"length"} or len(answer["choices"]) != len(rows):
+    if not ends <= {"length", *(["stop"] if grammar else [])} or len(answer["choices"]) != len(rows):
         raise ValueError(f"{len(answer['choices'])} rows of {len(rows)}, ended by {ends}")
     return [choice["text"] for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]

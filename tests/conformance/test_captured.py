@@ -119,6 +119,10 @@ CHAINS = {
     "eager rounds between": scene(
         P, _model(Q), RecordedLengths([1, 2, 1]), "rejection", ((0, 3),), 5, 3, sampling=PRESENCE
     ),
+    "grammars": scene(
+        P3, _head((1, 2), 2.0), 2, "block", ((2, 1, 2, 1, 2), (3,)), 3,
+        languages=(("aab", "bca", "bcb", "cab"), None),
+    ),
     "prefix": scene(
         P, _model(Q), 1, "rejection", ((*PREFIX, 2), (3,)), 3, 2, shared=(PREFIX,), sampling=PRESENCE
     ),

@@ -5,8 +5,10 @@ Operators are counted by a dispatch mode that ignores what a graph records or re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -30,6 +32,7 @@ from bass_core.model.cache import RaggedCache
 from bass_core.model.graphs import MAX_STEPS, GraphRunner, make_runner, probs_numbers
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.static_step import GraphDrafts, tensors
+from bass_core.sample.grammar import compiled
 from bass_core.sample.noise import RowKeys
 from bass_core.sequence import Sequence
 from bass_core.verify.judge import Judge
@@ -37,6 +40,7 @@ from bass_core.verify.rules import VERIFICATIONS
 from tests.support.models import each_once, tiny
 
 from ..conformance import table
+from ..conformance.enumerated import letters
 from .emulation import emulated, ledger, order
 from .emulation.models import TYPE, pair
 
@@ -301,6 +305,66 @@ def test_captured_chains_follow_copies_and_rows_that_leave(
             results.append((log, [sequence.token_ids for sequence in lane.sequences]))
     assert results[0] == results[1] and not ledger.races
     assert len({width for width, drafts in widths if drafts}) > 5
+
+
+MASKED: list[tuple[str, str, dict[str, Any]]] = [
+    ("greedy", "head", {}),
+    ("sampled", "head", {}),
+    ("greedy, penalties", "perturbed", {}),
+    ("penalties", "head", {"logprobs": True}),
+    ("sampled", "perturbed", {"tree": (2, 1), "verification": "coupled"}),
+]
+
+
+@pytest.mark.parametrize(("sampling", "draft", "options"), MASKED)
+def test_captured_rounds_with_grammars_write_what_eager_ones_write(
+    sampling: str, draft: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row has no grammar, and one ends before the others. A head's rounds wait for the device twice."""
+    verify, captured = GraphRunner.verify_in_graph, list[bool]()
+
+    def noted(self: GraphRunner, drafts: GraphDrafts, *others: Any) -> Any:
+        result = verify(self, drafts, *others)
+        captured.append(drafts.write_masks is not None and result is not None)
+        return result
+
+    monkeypatch.setattr(GraphRunner, "verify_in_graph", noted)
+    models, rounds = pair("llama", table.DRAFTS[draft].kind), dict[str, list[Any]]()
+    length = {} if "tree" in options else {"draft_length": 3}
+    request = make_request(
+        models, table.PROMPTS["different"][:3], sampling=SAMPLING[sampling], seed=3, eos_token_id=None,
+        drafter="model", max_new_tokens=24, **length, **options,
+    )  # fmt: skip
+    request = replace(request, grammars=(grammar("(abcab|b[ac]{2}|c(bb)?)+a"), None, grammar("(abc|bca){3}")))
+    for on in ("1", "0"):
+        monkeypatch.setenv("BASS_GRAPHS", on)
+        captured.clear()
+        lane, log = Lane(models, request, "bass"), rounds.setdefault(on, [])
+        while not lane.finished:
+            ledger.clear()
+            round_ = lane.step()
+            log += [row.record() | {"tokens": row.tokens, "logprobs": row.logprobs} for row in round_.rows]
+            if on == "1" and draft == "head" and round_.kind != "prefill":
+                assert ledger.reads.total() <= 2 + ("logprobs" in options)
+            assert not ledger.races
+        assert all(captured) and bool(captured) == (on == "1")
+        assert [row.finish_reason for row in lane.sequences] == ["length", "length", "grammar"]
+        assert set(lane.sequences[0].token_ids) <= {0, 1, 2} and not set(lane.sequences[1].token_ids) <= {0, 1, 2}
+    for row, other in zip(rounds["1"], rounds["0"], strict=True):
+        for name, value in row.items():
+            if name in ("p", "q", "u", "next_p", "chance", "logprobs"):
+                # None stands for NaN, or for log-probabilities that nobody asked for.
+                both = [found if isinstance(found, list) else [found] for found in (value, other[name])]
+                numbers, expected = ([math.nan if x is None else x for x in found] for found in both)
+                assert numbers == pytest.approx(expected, abs=1e-4, rel=1e-3, nan_ok=True), name
+            else:
+                assert value == other[name], name
+
+
+def grammar(regex: str) -> Any:
+    """Return a grammar of the letters a, b and c, which are tokens 0, 1 and 2."""
+    guidance = pytest.importorskip("llguidance")
+    return compiled(guidance.LLMatcher.grammar_from_regex(regex), letters(), frozenset())
 
 
 def test_a_first_round_that_only_copies_leaves_its_states_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

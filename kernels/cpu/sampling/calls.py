@@ -166,6 +166,21 @@ def scatter_rows(x: Tensor, places: Tensor, rows: int) -> Tensor:
     return out
 
 
+def keep_allowed(logits: Tensor, places: list[int], bits: Any) -> None:
+    """Set logits [..., V] of tokens without a bit to -inf, in place.
+
+    Args:
+        logits: contiguous in V.
+        places: the rows to change, counted over all dimensions but the last.
+        bits: int32 [rows, words], a bit per token from the lowest; tokens after the last have none.
+    """
+    memory, row, step = _in_place(logits if logits.dim() == 3 else logits[None])
+    count, at = logits.shape[-2], np.array(places, np.int64)
+    starts = at // count * row + at % count * step
+    size, words = logits.shape[-1], bits.shape[1]
+    _call(distribution.keep_allowed, 1, len(places) * size, memory, size, starts, bits.reshape(-1), words)
+
+
 def draw(weights: Tensor, first: Tensor, second: Tensor, tokens: Tensor | None) -> Tensor:
     """Return the column of the largest weight / exponential in each row of weights [..., V], V > 0: int64 [...].
 
@@ -265,6 +280,7 @@ def compile_all() -> None:
     rows = torch.ones(1, 3, 1, dtype=torch.float32)
     first, second, _, _ = words(0, key, key, key)
     draw(rows[:, 0], first, second, None)
+    keep_allowed(rows, [0], np.full((1, 1), -1, np.int32))
     largest(scatter_rows(scatter_columns(probabilities(rows, Filters(1.0)), key, 1)[0], torch.arange(3), 3))
     verify(rows[:, :1], none, None, key, 0, key, key, (key, key, key), Filters(1.0), judging.REJECTION)
     verify_greedy(rows[:, :1], none, key)

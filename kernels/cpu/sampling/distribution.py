@@ -461,3 +461,29 @@ def scatter_rows(state, threads, x, size, at, out):
         done(state, 0)
         row = claim(state, 0)
     wait(state, 0, rows)
+
+
+@kernel
+def keep_allowed(state, threads, x, size, starts, bits, words):
+    """Set the numbers of rows whose token has no bit to -inf, in place.
+
+    x float32, with row r at x[starts[r] : starts[r] + size]; bits int32 [rows * words]: token t of a row is bit
+    t % 32 of its word t // 32. Tokens after the last word have no bit.
+    """
+    rows, last = len(starts), (size + 31) // 32
+    row = claim(state, 0)
+    while row < rows:
+        for word in range(last):
+            allowed = bits[row * words + word] if word < words else np.int32(0)
+            at, few = np.uintp(starts[row] + 32 * word), np.uintp(min(32, size - 32 * word))
+            if allowed == 0:
+                for i in range(few):
+                    x[at + i] = np.float32(-np.inf)
+            elif allowed != -1:
+                # A choice instead of a branch, which LLVM turns into vector instructions.
+                for i in range(few):
+                    keep = (allowed >> np.int32(i)) & np.int32(1)
+                    x[at + i] = x[at + i] if keep else np.float32(-np.inf)
+        done(state, 0)
+        row = claim(state, 0)
+    wait(state, 0, rows)

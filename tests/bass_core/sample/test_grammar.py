@@ -30,6 +30,7 @@ from bass_core import (
 )
 from bass_core.decode.request import check_options, make_request
 from bass_core.sample import shaping
+from bass_core.sample.rows import RaggedRows
 from bass_core.sequence import Sequence
 from tests.conformance.enumerated import letters, matcher
 from tests.support.models import byte_tokenizer, perturbed, tiny, tiny_pair
@@ -156,6 +157,27 @@ def test_drafts_leave_a_matcher_as_it_was() -> None:
             text.append(random.choice([token for token in range(3) if int(mask[0]) >> token & 1]))
 
 
+def test_greedy_rounds_need_only_masks_that_forbid_the_largest_logit() -> None:
+    """Their largest logits are those under all masks, also among equals, in chains, trees and ragged rows."""
+    torch.manual_seed(0)
+    drafts, parents, left = [[0, 1, 1], [1, 0, 2], [2, 0, 0]], [[-1, -1, 1], [-1, 0, 0], [-1, 0, -1]], 0
+    for _ in range(20):
+        rows = [Sequence(r, r, [5], 9, frozenset({3})) for r in range(3)]
+        rows[0].grammar, rows[2].grammar = matcher("ab*|c(ab)+", rows[0].eos), matcher("c?a+b", rows[2].eos)
+        logits = torch.randn(3, 4, 6).mul(2).round()
+        for tree in (parents, None):
+            full, few = logits.clone(), logits.clone()
+            shaping.forbid(full, rows, drafts, tree)
+            shaping.forbid(few, rows, drafts, tree, greedy=True)
+            assert torch.equal(full.argmax(-1), few.argmax(-1))
+            left += int((few != full).any(-1).sum())
+        real = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10])
+        ragged = RaggedRows(logits.flatten(0, 1)[real], [0, 4, 6, 9], 4, real)
+        shaping.forbid(ragged, rows, drafts, greedy=True)
+        assert torch.equal(ragged.rows, torch.cat((few[0], few[1, :2], few[2, :3])))
+    assert left > 50, "masks of allowed choices were made too"
+
+
 REGEX = "(ab?c|ca{1,3}b|b(ca)*)c"
 
 
@@ -174,6 +196,47 @@ def test_a_text_ends_only_where_its_grammar_may() -> None:
     assert [mask is not None and mask[0] for mask in ours.masks([0, 1, 1])] == [0b001, 0b010, 0b110, False]
     assert ours.fitting([0, 1, 2, 0]) == 3 and ours.fitting([0, 2]) == 1 and ours.fitting([3]) == 0
     assert matcher("abb?").masks([0, 1])[2] == [0b010], "a text without end ids goes on"
+
+
+class Counted:
+    """llguidance's matcher, with a count of the tokens that it reads and takes back."""
+
+    moved, reset = 0, None
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+    def consume_token(self, token: int) -> Any:
+        self.moved += 1
+        return self.matcher.consume_token(token)
+
+    def consume_tokens(self, tokens: list[int]) -> Any:
+        self.moved += len(tokens)
+        return self.matcher.consume_tokens(tokens)
+
+    def rollback(self, count: int) -> Any:
+        self.moved += count
+        return self.matcher.rollback(count)
+
+
+def test_drafts_cost_no_more_after_a_long_text() -> None:
+    ours = matcher("[ab]*c")
+    for _ in range(500):
+        ours.write(0)
+    ours._matcher = counted = Counted(ours._matcher)
+    assert all(mask is not None for mask in ours.masks([0, 1, 0])) and counted.moved == 6
+    assert ours.fitting([0, 1, 0]) == 3 and ours.next_mask([0, 1]) is not None and counted.moved == 10
+    assert not ours.write(1) and counted.moved == 11
+
+
+def test_the_tokenizers_own_end_as_a_draft_ends_no_text() -> None:
+    """llguidance can't roll back over it once a text is complete, even if the request has other ends or none."""
+    ours = matcher("ab")
+    assert [mask is not None for mask in ours.masks([0, 1, 3, 3])] == [True, True, False, False, False]
+    assert ours.fitting([0, 1, 3]) == 2 and not ours.write(0) and ours.write(1)
 
 
 @pytest.mark.parametrize("method", list(METHODS))

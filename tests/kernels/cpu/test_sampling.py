@@ -112,6 +112,23 @@ def test_rows_are_scattered_among_rows_of_zeros(threads: int) -> None:
     assert torch.equal(calls.scatter_rows(rows[:0], places[:0], 2), torch.zeros(2, 2, 5))
 
 
+@pytest.mark.parametrize("size", [5, 64, 49_150])
+@pytest.mark.parametrize("words", [1, 1540])
+def test_masks_keep_the_numbers_with_a_bit(size: int, words: int, threads: int) -> None:
+    """Rows may be parts of wider ones, and no other number changes."""
+    logits, random = torch.randn(2, 4, size + 3), np.random.default_rng(size)
+    bits = random.integers(-(2**31), 2**31, (3, words), dtype=np.int64).astype(np.int32)
+    bits[1, ::2], bits[2, ::3] = -1, 0
+    places, before = [6, 0, 3], logits.clone()
+    calls.keep_allowed(logits[..., :size], places, bits)
+    for place, mask in zip(places, bits, strict=True):
+        allowed = np.zeros(size, bool)
+        known = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]
+        allowed[: len(known)] = known
+        before.flatten(0, 1)[place, :size][~torch.from_numpy(allowed)] = -torch.inf
+    assert torch.equal(logits, before)
+
+
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
 def test_draws_equal_the_argmax_over_stored_noise(rows: int, size: int, threads: int) -> None:
     torch.manual_seed(size)
