@@ -163,7 +163,7 @@ def make_request(
     backend = choose_backend(unchecked.attention, pair.device, pair.dtype)
     check_window_attention(drafter, kind, backend)
     eos = check_end_ids(pair, unchecked.eos_token_id)
-    grammars = compile_grammars(unchecked, pair.tokenizer, len(prompts), eos)
+    grammars = compile_grammars(unchecked, pair.tokenizer, len(prompts), eos, pair.vocab)
     if any(grammars) and unchecked.synthetic_acceptance is not None:
         raise RequestError("synthetic_acceptance accepts drafts that a grammar forbids: leave one of them out.")
     if kind.windows and kind.runs_model:

@@ -116,6 +116,8 @@ def draws(
     for drafter in (options.drafter, MODEL):
         request = make_request(pair, [text], options=replace(one, drafter=drafter))
         decoder = _after_prefill(pair, request, whole, row, tokens[:-1])
+        if decoder.finished:
+            continue
         proposal, logits = decoder.look_ahead()
         if proposal.num_drafted[0]:
             break

@@ -38,18 +38,21 @@ Bits = NDArray[np.int32]
 class Matcher:
     """Follows one row's text, and knows which tokens may come next.
 
-    Only `write` moves it. Drafts are looked at and taken back within one call.
+    Only `write` moves it. Drafts are read by copies, which are thrown away: llguidance can't take tokens back in
+    every grammar, nor after a draft that leads beyond its limits.
 
     Args:
         start: an llguidance matcher that has read nothing; it is copied.
         tokenizer: its LLTokenizer.
         eos: the ids that end the text. They are allowed wherever the grammar may end, and nowhere else.
+        vocab: number of ids that the model has; by default those of the tokenizer and `eos`.
     """
 
-    def __init__(self, start: Any, tokenizer: Any, eos: frozenset[int]) -> None:
+    def __init__(self, start: Any, tokenizer: Any, eos: frozenset[int], vocab: int | None = None) -> None:
         self._matcher, self.eos, self.size = start.deep_copy(), eos, tokenizer.vocab_size
         self._own_eos = list(tokenizer.eos_tokens)
         self._ends = self.eos.union(self._own_eos)
+        self.vocab = max([self.size, *(end + 1 for end in eos)]) if vocab is None else vocab
         # The certain tokens after the text, once they are known: a round asks for them several times.
         self._forced: list[int] | None = None
 
@@ -57,11 +60,6 @@ class Matcher:
     def complete(self) -> bool:
         """Whether the text so far fits the grammar as a whole."""
         return bool(self._matcher.is_accepting())
-
-    @property
-    def _over(self) -> bool:
-        """Whether the text is complete and nothing can follow."""
-        return self._matcher.is_stopped() and self.complete
 
     def is_stuck(self, drafts: list[int]) -> bool:
         """Return whether no token can follow these drafts, and the text does not fit."""
@@ -72,37 +70,31 @@ class Matcher:
         """Add a token to the text, and return whether the text is complete and nothing can follow.
 
         Raises:
-            ModelError: if the grammar forbids the token.
+            ModelError: if the grammar forbids the token, or exceeds llguidance's limits.
         """
         # A forbidden token would leave llguidance's matcher in an error state for ever.
-        if not self._read([token]):
+        if not self._read(self._matcher, [token]):
+            self._refuse_broken()
             raise ModelError(f"The token {token} was written, and the grammar forbids it: report this as a fault.")
         self._matcher.consume_token(token)
+        self._refuse_broken()
         self._forced = None
-        return self._over
+        return _over(self._matcher)
 
     def forced(self) -> list[int]:
         """Return the tokens that are certain to follow, because the mask of each allows only one."""
         if self._forced is None:
-            self._forced = list(self._matcher.compute_ff_tokens())
+            tokens = self._matcher.compute_ff_tokens()
+            lacking = (i for i, token in enumerate(tokens) if token >= self.vocab)
+            self._forced = list(tokens[: next(lacking, len(tokens))])
         return self._forced
 
     def fitting(self, drafts: list[int]) -> int:
         """Return how many of the first drafts are allowed; those after an end are not."""
-        count = self._read(drafts)
+        count = self._read(self._matcher, drafts)
         if count == len(drafts) or drafts[count] not in self.eos:
             return count
-        self._matcher.consume_tokens(drafts[:count])
-        allowed = self.complete
-        self._matcher.rollback(count)
-        return count + allowed
-
-    def _read(self, tokens: list[int]) -> int:
-        """Return how many of the first tokens are allowed and do not end the text."""
-        # Even validating an id that the tokenizer lacks would leave llguidance's matcher in an error state. It
-        # can't roll back over its own end of text.
-        stops = (i for i, token in enumerate(tokens) if token in self._ends or not 0 <= token < self.size)
-        return int(self._matcher.validate_tokens(tokens[: next(stops, len(tokens))]))
+        return count + bool(self._after(drafts[:count]).is_accepting())
 
     def masks(
         self, drafts: Seq[int], parents: Seq[int] | None = None, likeliest: Seq[int] | None = None
@@ -116,46 +108,79 @@ class Matcher:
             parents: the draft that each draft follows, -1 for the text; None for a chain.
             likeliest: the token with the largest logit at each place. A mask that allows it is None too: greedy
                 decoding chooses this token without it, and it takes about 30 times as long as this check.
+
+        Raises:
+            ModelError: if the grammar exceeds llguidance's limits after the text.
         """
         masks: list[Bits | None] = [None] * (len(drafts) + 1)
-        masks[0] = self._mask(None if likeliest is None else likeliest[0])
+        masks[0] = self._mask(self._matcher, None if likeliest is None else likeliest[0])
+        self._refuse_broken()
         children: list[list[int]] = [[] for _ in range(len(drafts) + 1)]
-        for draft in reversed(range(len(drafts) if parents is None else len(parents))):
+        for draft in range(len(drafts) if parents is None else len(parents)):
             children[draft if parents is None else parents[draft] + 1].append(draft)
-        # The drafts to read next, each with the number of drafts before it. The matcher has read `depth` drafts.
-        ahead, depth = [(draft, 0) for draft in children[0]], 0
+        # Drafts with the same parent, and a matcher that has read the drafts before them. The last takes it over.
+        ahead = [(children[0], self._after([]))] if children[0] else []
         while ahead:
-            draft, before = ahead.pop()
-            self._matcher.rollback(depth - before)
-            depth = before
-            if self._read([drafts[draft]]):
-                self._matcher.consume_token(drafts[draft])
-                depth += 1
-                masks[draft + 1] = self._mask(None if likeliest is None else likeliest[draft + 1])
-                ahead += [(child, depth) for child in children[draft + 1]]
-        self._matcher.rollback(depth)
+            siblings, before = ahead.pop()
+            for draft in siblings:
+                if not self._read(before, [drafts[draft]]):
+                    continue
+                here = before if draft == siblings[-1] else before.deep_copy()
+                here.consume_token(drafts[draft])
+                masks[draft + 1] = self._mask(here, None if likeliest is None else likeliest[draft + 1])
+                if children[draft + 1]:
+                    ahead.append((children[draft + 1], here))
         return masks
 
     def next_mask(self, drafts: list[int]) -> Bits | None:
         """Return the mask after these drafts, or None, as in `masks`."""
-        if self._read(drafts) < len(drafts):
+        if self._read(self._matcher, drafts) < len(drafts):
             return None
-        self._matcher.consume_tokens(drafts)
-        mask = self._mask()
-        self._matcher.rollback(len(drafts))
-        return mask
+        return self._mask(self._after(drafts))
 
-    def _mask(self, likeliest: int | None = None) -> Bits | None:
-        """Return the mask at the matcher's place, int32 [ids / 32], or None as in `masks`."""
-        if self._over or (likeliest is not None and self.fitting([likeliest])):
+    def _after(self, drafts: list[int]) -> Any:
+        """Return a copy of llguidance's matcher that has read these drafts too."""
+        ahead = self._matcher.deep_copy()
+        ahead.consume_tokens(drafts)
+        return ahead
+
+    def _read(self, matcher: Any, tokens: list[int]) -> int:
+        """Return how many of the first tokens are allowed after a matcher's text, and do not end it."""
+        # Even validating an id that the tokenizer lacks would leave llguidance's matcher in an error state.
+        most = min(self.size, self.vocab)
+        stops = (i for i, token in enumerate(tokens) if token in self._ends or not 0 <= token < most)
+        return int(matcher.validate_tokens(tokens[: next(stops, len(tokens))]))
+
+    def _mask(self, matcher: Any, likeliest: int | None = None) -> Bits | None:
+        """Return the mask after a matcher's text, int32 [ids / 32], or None as in `masks`."""
+        if _over(matcher) or matcher.is_error():
             return None
-        bits = np.zeros((self.size + 31) // 32, np.int32)
-        if not self._matcher.is_stopped():
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if likeliest is not None and (
+            matcher.is_accepting() if likeliest in self.eos else self._read(matcher, [likeliest])
+        ):
+            return None
+        bits, own = np.zeros((max(self.size, self.vocab) + 31) // 32, np.int32), (self.size + 31) // 32
+        if not matcher.is_stopped():
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, 4 * own)
         # llguidance also allows its own end of text, where it finds no token that fits.
         _set(bits, self._own_eos, False)
-        _set(bits, [token for token in self.eos if token < self.size], self.complete)
-        return bits
+        _set(bits, [token for token in self.eos if token < self.vocab], matcher.is_accepting())
+        # Ids that the model lacks.
+        bits = bits[: (self.vocab + 31) // 32]
+        if self.vocab < self.size:
+            _set(bits, range(self.vocab, 32 * len(bits)), False)
+        return None if matcher.is_error() else bits
+
+    def _refuse_broken(self) -> None:
+        """Raise a ModelError if llguidance can't follow the text any more."""
+        if self._matcher.is_error():
+            reason = _in_one_line(self._matcher.get_error())
+            raise ModelError(f"llguidance can't follow a row's grammar any further ({reason}): simplify it.")
+
+
+def _over(matcher: Any) -> bool:
+    """Return whether an llguidance matcher's text is complete and nothing can follow."""
+    return matcher.is_stopped() and matcher.is_accepting()
 
 
 def _set(bits: Bits, tokens: Seq[int], value: bool) -> None:
@@ -197,12 +222,12 @@ def refuse_stuck(
 class Grammar:
     """A compiled grammar, which makes the matchers of the rows that have it."""
 
-    def __init__(self, start: Any, tokenizer: Any) -> None:
-        self._start, self._tokenizer = start, tokenizer
+    def __init__(self, start: Any, tokenizer: Any, vocab: int | None = None) -> None:
+        self._start, self._tokenizer, self._vocab = start, tokenizer, vocab
 
     def matcher(self, eos: frozenset[int]) -> Matcher:
         """Return a matcher for a new text."""
-        return Matcher(self._start, self._tokenizer, eos)
+        return Matcher(self._start, self._tokenizer, eos, self._vocab)
 
 
 def check_grammars(options: Any) -> None:
@@ -218,11 +243,14 @@ def check_grammars(options: Any) -> None:
                 _source(kind, each, row)
 
 
-def compile_grammars(options: Any, tokenizer: Any, rows: int, eos: frozenset[int]) -> tuple[Grammar | None, ...]:
+def compile_grammars(
+    options: Any, tokenizer: Any, rows: int, eos: frozenset[int], vocab: int
+) -> tuple[Grammar | None, ...]:
     """Return the grammar of each row, or () if no row has one.
 
     Args:
         options: its `json_schema`, `regex` and `grammar` are one value for all rows, or a list with one per row.
+        vocab: number of ids that the model has.
 
     Raises:
         RequestError: if a grammar can't be used, or a row has several.
@@ -238,12 +266,13 @@ def compile_grammars(options: Any, tokenizer: Any, rows: int, eos: frozenset[int
     if not any(sources):
         return ()
     prepared = prepared_tokenizer(tokenizer)
-    grammars = {source: compiled(source, prepared, eos) for source in dict.fromkeys(sources) if source is not None}
+    unique = [source for source in dict.fromkeys(sources) if source is not None]
+    grammars = {source: compiled(source, prepared, eos, vocab) for source in unique}
     return tuple(None if source is None else grammars[source] for source in sources)
 
 
-def compiled(source: str, tokenizer: Any, eos: frozenset[int]) -> Grammar:
-    """Return the grammar of llguidance's `source` for an LLTokenizer.
+def compiled(source: str, tokenizer: Any, eos: frozenset[int], vocab: int | None = None) -> Grammar:
+    """Return the grammar of llguidance's `source` for an LLTokenizer; `vocab` as in Matcher.
 
     Raises:
         RequestError: if it allows no text that can be written with this tokenizer and these ends.
@@ -251,10 +280,14 @@ def compiled(source: str, tokenizer: Any, eos: frozenset[int]) -> Grammar:
     start = _llguidance().LLMatcher(tokenizer, source, log_level=0)
     if start.is_error():
         raise RequestError(f"A grammar can't be used: {_in_one_line(start.get_error())}.")
-    (mask,) = Matcher(start, tokenizer, eos).masks([])
+    grammar = Grammar(start, tokenizer, vocab)
+    try:
+        (mask,) = grammar.matcher(eos).masks([])
+    except ModelError as error:
+        raise RequestError(str(error)) from None
     if mask is None or not mask.any():
         raise RequestError("A grammar allows no text that the model can write: change it.")
-    return Grammar(start, tokenizer)
+    return grammar
 
 
 def prepared_tokenizer(tokenizer: Any) -> Any:

@@ -29,6 +29,7 @@ from transformers import (
 from ...errors import BassError, ModelError, is_failure
 from ...machine.memory import shortage_explained
 from ...model.pair import ModelPair
+from ...sample.grammar import refuse_stuck
 from ...sample.params import SamplingParams
 from ...sample.shaping import shaped
 from ...sequence import Round, RowRound, Sequence
@@ -70,7 +71,9 @@ class _GrammarMasks(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         # `generate` goes on with a row that has ended, but nobody reads it.
         rows = [row if row.finish_reason is None else replace(row, grammar=None) for row in self._sequences]
-        return shaped(scores[:, None], SamplingParams(), rows)[:, 0]
+        masked = shaped(scores[:, None], SamplingParams(), rows)[:, 0]
+        refuse_stuck(rows, [0 if left else -1 for left in (masked > -torch.inf).any(-1).tolist()], shaped=False)
+        return masked
 
 
 class TransformersDecoder:

@@ -29,7 +29,9 @@ from bass_core import (
     stream,
 )
 from bass_core.decode.request import check_options, make_request
+from bass_core.draft.base import point_masses
 from bass_core.sample import shaping
+from bass_core.sample.grammar import compiled
 from bass_core.sample.rows import RaggedRows
 from bass_core.sequence import Sequence
 from tests.conformance.enumerated import letters, matcher
@@ -198,38 +200,85 @@ def test_a_text_ends_only_where_its_grammar_may() -> None:
     assert matcher("abb?").masks([0, 1])[2] == [0b010], "a text without end ids goes on"
 
 
-class Counted:
-    """llguidance's matcher, with a count of the tokens that it reads and takes back."""
-
-    moved, reset = 0, None
-
-    def __init__(self, matcher: Any) -> None:
-        self.matcher = matcher
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.matcher, name)
-
-    def consume_token(self, token: int) -> Any:
-        self.moved += 1
-        return self.matcher.consume_token(token)
-
-    def consume_tokens(self, tokens: list[int]) -> Any:
-        self.moved += len(tokens)
-        return self.matcher.consume_tokens(tokens)
-
-    def rollback(self, count: int) -> Any:
-        self.moved += count
-        return self.matcher.rollback(count)
+# llguidance can't take tokens back over the first three rules. The fourth exceeds its limits after "a", which no
+# text needs; MANY is a way into it.
+MANY = "\n".join(f'r{i}: "a" s{i}\ns{i}: /[b-d]{i % 7}/ "q"' for i in range(3000))
+NO_WAY_BACK = [
+    'start: x "d"\nx[stop="c"]: /[ab]*/',
+    'start: x "d"\nx[max_tokens=3]: /[ab]*/',
+    'start: x y\nx[stop=/[ab]c/]: /.*/\ny: "d"{3}',
+]
+BEYOND = f"""start: /[0-9]/ ("a" ({"|".join(f"r{i}" for i in range(3000))}) | "b" /[k-m]{{3}}/)\n{MANY}"""
 
 
-def test_drafts_cost_no_more_after_a_long_text() -> None:
+class Fixed:
+    """Drafts one token again and again."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: Any) -> Any:
+        return point_masses([[self.token] * min(most, 1) for most in max_drafts])
+
+
+@pytest.mark.parametrize("lark", NO_WAY_BACK)
+@pytest.mark.parametrize(
+    "others", [{"draft_length": 3}, {"tree": (2, 1)}, {"drafter": "prompt_lookup", "draft_length": 4}], ids=str
+)
+def test_drafts_change_no_text_whose_grammar_has_no_way_back(lark: str, others: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": EOS, "grammar": lark}
+    expected = generate(PAIR, "abababcababa", method="regular", **options)
+    out = generate(PAIR, "abababcababa", method="bass", **options, **others)
+    assert [row.token_ids for row in out.sequences] == [row.token_ids for row in expected.sequences]
+
+
+@pytest.mark.slow
+def test_a_draft_beyond_llguidances_limits_costs_nothing() -> None:
+    """Texts that get there themselves end in llguidance's own reason, with drafts and without."""
+    into = TOKENIZER.encode("a")[-1]
+    options: dict[str, Any] = {"max_new_tokens": 10, "eos_token_id": EOS, "grammar": BEYOND}
+    drafted: dict[str, Any] = {"method": "bass", "drafter": Fixed(into), "draft_length": 3}
+    expected = generate(PAIR, "ab", method="regular", **options)
+    assert generate(PAIR, "ab", **drafted, **options).sequences[0].token_ids == expected.sequences[0].token_ids
+    biased = SamplingParams(logit_bias={into: 50.0})
+    for call in ({"method": "regular"}, drafted):
+        with pytest.raises(ModelError, match=r"can't follow a row's grammar any further \(.*3001 items"):
+            generate(PAIR, "ab", sampling=biased, **call, **options)
+
+
+def test_drafts_are_read_by_copies() -> None:
     ours = matcher("[ab]*c")
-    for _ in range(500):
-        ours.write(0)
-    ours._matcher = counted = Counted(ours._matcher)
-    assert all(mask is not None for mask in ours.masks([0, 1, 0])) and counted.moved == 6
-    assert ours.fitting([0, 1, 0]) == 3 and ours.next_mask([0, 1]) is not None and counted.moved == 10
-    assert not ours.write(1) and counted.moved == 11
+    moves = list[str]()
+
+    class Watched:
+        def __init__(self, own: Any) -> None:
+            self.own = own
+
+        def __getattr__(self, name: str) -> Any:
+            moves.append(name)
+            return getattr(self.own, name)
+
+    ours._matcher = Watched(ours._matcher)
+    assert all(mask is not None for mask in ours.masks([0, 1, 0])) and ours.fitting([0, 1, 0]) == 3
+    assert ours.next_mask([0, 1]) is not None and not {"consume_token", "consume_tokens"}.intersection(moves)
+    assert moves.count("deep_copy") == 2 and not ours.write(1) and moves.count("consume_token") == 1
+
+
+def test_ends_may_lie_behind_the_tokenizers_ids_and_not_behind_the_models() -> None:
+    ours = matcher("ab?", frozenset({70}))
+    first, second, _ = ours.masks([0, 1])
+    assert first is not None and second is not None and first.tolist() == [1, 0, 0]
+    assert second.tolist() == [2, 0, 1 << 6] and ours.fitting([0, 70]) == 2
+    with pytest.raises(RequestError, match="allows no text that the model can write"):
+        compiled(guidance.LLMatcher.grammar_from_regex("ca?"), letters(), frozenset(), 2)
+
+
+@pytest.mark.parametrize("method", ["regular", "bass", "transformers"])
+def test_a_row_without_a_token_ends_in_the_same_sentence_everywhere(method: str) -> None:
+    """The tokenizer can't spell the euro sign's first byte alone."""
+    few = ModelPair(tiny("llama", vocab_size=60), None, TOKENIZER)
+    with pytest.raises(ModelError, match="The tokenizer has no token that row 0's grammar allows"):
+        generate(few, [[33, 34]], method=method, regex="!a", max_new_tokens=6, eos_token_id=EOS)
 
 
 def test_the_tokenizers_own_end_as_a_draft_ends_no_text() -> None:
@@ -372,3 +421,5 @@ def test_draws_of_a_text_under_a_grammar_follow_it() -> None:
     (row,) = generate(PAIR, "x", options=options).sequences
     drawn = draws(PAIR, "x", row=0, tokens=row.token_ids[:2], options=options, count=50)
     assert {entry["text"] for entry in drawn["tokens"] if entry["p"] > 1e-6} == {"a", "b"}
+    with pytest.raises(RequestError, match="Nothing is drafted at this position"):
+        draws(PAIR, "x", row=0, tokens=row.token_ids, options=options, count=50)
