@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +28,10 @@ from ..report.figures import COLOURS, draw, figure
 from ..report.report import alike, document, load, median, parser, show, table, whole
 
 REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE = "regular", "speculative", "bass", "bass, cost-aware", "generate"
+
+# BASS with a fixed length, which runs only if asked for.
+FIXED = {f"bass, {drafts} drafts": drafts for drafts in (3, 5)}
+ARMS = (REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE, *FIXED)
 
 Row = dict[str, Any]
 
@@ -62,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 def _arms(
-    pair: ModelPair, prompts: list[Any], tokens: int, options: dict[str, Any]
+    pair: ModelPair, prompts: list[Any], tokens: int, names: Seq[str], options: dict[str, Any]
 ) -> dict[str, Callable[[], Sample]]:
     arms: dict[str, Callable[[], Sample]] = {
         REGULAR: lambda: ours(pair, "regular", prompts, tokens),
@@ -71,6 +77,10 @@ def _arms(
         COST_AWARE: lambda: ours(pair, "bass", prompts, tokens, draft_length="cost-aware", **options),
         GENERATE: lambda: theirs(pair, prompts, tokens),
     }
+    if names:
+        for name, drafts in FIXED.items():
+            arms[name] = partial(ours, pair, "bass", prompts, tokens, draft_length=drafts, **options)
+        return {name: arms[name] for name in dict.fromkeys((REGULAR, *names))}
     if len(prompts) == 1 and not options:
         arms["prompt lookup"] = lambda: theirs(pair, prompts, tokens, prompt_lookup_num_tokens=LOOKUP)
         if pair.draft is not None:
@@ -81,7 +91,7 @@ def _arms(
 
 
 def samples_of(
-    pair: ModelPair, prompts: list[Any], tokens: int, repeats: int, **options: Any
+    pair: ModelPair, prompts: list[Any], tokens: int, repeats: int, names: Seq[str] = (), **options: Any
 ) -> dict[str, list[Sample]]:
     """Run `repeats` calls of each arm in turns, after a short unmeasured call.
 
@@ -89,11 +99,12 @@ def samples_of(
         prompts: texts or token ids.
         tokens: new tokens per row.
         repeats: measured calls per arm.
+        names: the arms of ARMS that run besides regular decoding; empty for all but FIXED.
         **options: more arguments of our drafting arms; transformers' assisted generation is then left out.
     """
-    for arm in _arms(pair, prompts, min(tokens, 8), options).values():
+    for arm in _arms(pair, prompts, min(tokens, 8), names, options).values():
         arm()
-    arms = _arms(pair, prompts, tokens, options)
+    arms = _arms(pair, prompts, tokens, names, options)
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     for _ in range(repeats):
         for name, arm in arms.items():
@@ -114,7 +125,9 @@ def rows_of(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> l
     base = ms(REGULAR)
     rows = []
     for name, calls in samples.items():
-        mine, walls, last = ms(name), [call.wall_ms for call in calls], calls[-1].metrics
+        mine, last = ms(name), calls[-1].metrics
+        # By the lane's clock where there is one: a call's wall time includes the prompt and captures.
+        times = [call.metrics.ms_per_token or call.wall_ms for call in calls]
         tokens = sum(len(text) for text in calls[-1].tokens)
         rows.append({
             "batch": batch,
@@ -124,7 +137,7 @@ def rows_of(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> l
             **{f"PTL {which}": _median(calls, f"ptl_{which.lower()}_ms") for which in ("First", "Last", "All")},
             "tokens/s": 1000 * tokens / wall(name),
             "wall vs regular": wall(REGULAR) / wall(name),
-            "spread": (max(walls) - min(walls)) / wall(name),
+            "spread": (max(times) - min(times)) / median(times),
             "acceptance": last.acceptance_rate,
             "accepted length": last.mean_acceptance_length,
             "draft length": _per_round(last, batch, drafted=True) if last.drafted else None,

@@ -1,11 +1,11 @@
-"""`python -m bench gpu`: kernels, texts, steps and lanes on one CUDA device, in one command.
+"""`python -m bench gpu`: kernels, rounds, lanes and texts on one CUDA device, in one command.
 
 Each section runs in a separate process. If it ends with an error, a crash or a timeout, the report has one line
 about it and the next section starts. The result file is rewritten after every figure, so nothing measured is lost
 when the command is interrupted; the same command then runs only the unfinished sections. No network is needed:
-models are built from configs with random weights. Without a GPU the same sections are a dry run on tiny models,
-whose times mean nothing. `--here` runs sections in this process, for compute-sanitizer and ncu. The shipped pair
-is not measured here; use `bench batch --device cuda`.
+models are built from configs with random weights ("shipped" downloads its pair). Without a GPU the same sections
+are a dry run on tiny models, whose times mean nothing. `--here` runs sections in this process, for
+compute-sanitizer and ncu.
 """
 
 from __future__ import annotations
@@ -20,32 +20,54 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from bass_core.machine.cuda import gpu_expected, why_unusable
 
-from ..report.report import claim, device_name, document, parser, show, table
+from ..cpu.batch import ARMS
+from ..report.report import claim, device_name, document, number, parser, show, table, whole
 from .checks import faults, texts
-from .context import Context, Row
+from .context import Context, LaneCases, Row
 from .kernels import kernels
+from .rounds import rounds
 from .shipped import shipped
-from .speed import backends, lanes, readings, steps
+from .speed import backends, lanes, one_layer, readings, steps
 
 ROOT = Path(__file__).parents[2]
-# The function of each section, and its timeout in seconds.
-SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
-    "shipped": (shipped, 180),
-    "texts": (texts, 150),
-    "kernels": (kernels, 240),
-    "steps": (steps, 120),
-    "backends": (backends, 150),
-    "readings": (readings, 60),
-    "lanes": (lanes, 300),
-    "faults": (faults, 120),
+
+
+class Section(NamedTuple):
+    """One section.
+
+    Attributes:
+        limit_s: the seconds after which its process is ended.
+        quick: whether it always runs as with --quick.
+    """
+
+    run: Callable[[Context], None]
+    limit_s: int
+    quick: bool = False
+
+
+# By value: in fifteen minutes on a card, those before "shipped" should end.
+SECTIONS = {
+    "first-kernels": Section(kernels, 90, quick=True),
+    "rounds": Section(rounds, 90),
+    "lanes": Section(lanes, 240),
+    "one-layer": Section(one_layer, 90),
+    "steps": Section(steps, 90, quick=True),
+    "texts": Section(texts, 120),
+    "faults": Section(faults, 90),
+    "shipped": Section(shipped, 180),
+    "kernels": Section(kernels, 240),
+    "backends": Section(backends, 150),
+    "readings": Section(readings, 60),
 }
-CHECKS = ("texts", "kernels", "faults")
+CHECKS = ("first-kernels", "texts", "kernels", "faults")
+# Options of the section "lanes", in the order of LaneCases.
+LANES = ("batch", "acceptance", "arms")
 ENDED = "ran to its end"
 # A section's process prints each figure after this mark.
 MARK = "figure: "
@@ -73,6 +95,9 @@ def main(argv: list[str]) -> None:
     options = parser("gpu", __doc__ or "")
     options.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     options.add_argument("--here", nargs="+", choices=SECTIONS, default=[], help="sections to run in this process")
+    options.add_argument("--batch", type=whole(), nargs="+", default=[], help='batch sizes of "lanes"')
+    options.add_argument("--acceptance", type=number(0, 1), nargs="+", default=[], help="their acceptances")
+    options.add_argument("--arms", choices=ARMS, nargs="+", default=[], help="their arms besides regular decoding")
     arguments = options.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if arguments.here:
@@ -82,6 +107,7 @@ def main(argv: list[str]) -> None:
     if device.type == "cpu" and gpu_expected():
         print(f"The sections run on the CPU: {why_unusable(torch.device('cuda'))}.", flush=True)
     report = document("gpu", arguments, device, [], [])
+    report["lanes"] = {option: vars(arguments)[option] for option in LANES}
     if device.type == "cuda":
         report["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}
         name = "-".join(["gpu", *device_name(device).lower().split(), report["date"]])
@@ -103,7 +129,9 @@ def resumed(report: dict[str, Any], path: Path | None) -> list[Row]:
     """Return the figures of the sections that an earlier run of the same command has finished."""
     try:
         earlier = json.loads("" if path is None else path.read_text(encoding="utf-8"))
-        alike = all(earlier[name] == report[name] for name in ("bench", "device", "revision", "seed", "quick"))
+        alike = all(
+            earlier[name] == report[name] for name in ("bench", "device", "revision", "seed", "quick", "lanes")
+        )
     except (OSError, ValueError, KeyError):
         return []
     rows = earlier["results"] if alike else []
@@ -131,9 +159,12 @@ def run(arguments: Namespace, device: torch.device, report: dict[str, Any]) -> N
             continue
         command = [sys.executable, "-m", "bench", "gpu", "--here", name, "--seed", str(arguments.seed)]
         environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-        if device.type != "cuda" and name == "kernels":
+        if device.type != "cuda" and SECTIONS[name].run is kernels:
             environment["TRITON_INTERPRET"] = "1"
-        why = run_process(command + ["--quick"] * arguments.quick, environment, SECTIONS[name][1], take)
+        command += ["--quick"] * arguments.quick
+        for option in LANES if name == "lanes" else ():
+            command += [f"--{option}", *map(str, vars(arguments)[option])] if vars(arguments)[option] else []
+        why = run_process(command, environment, SECTIONS[name].limit_s, take)
         ended += [] if why else [name]
         what = f"FAILED: {why}" if why else ENDED
         take({"section": name, "case": "section", "what": what, "value": None, "unit": ""})
@@ -170,7 +201,9 @@ def run_here(name: str, arguments: Namespace, device: torch.device) -> None:
         print(MARK + json.dumps(row), flush=True)
 
     try:
-        SECTIONS[name][0](Context(name, device, emit, arguments.seed, arguments.quick))
+        section = SECTIONS[name]
+        cases = LaneCases(*(tuple(vars(arguments)[option]) for option in LANES))
+        section.run(Context(name, device, emit, arguments.seed, arguments.quick or section.quick, cases))
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}".splitlines()[0][:300], flush=True)

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair
+from bass_core.model.draft_head import DraftHead, HeadConfig
 from bass_core.predict.shapes import MODELS, llama
 from kernels.support import is_accelerator, runtime
 
 Row = dict[str, Any]
 Cases = Iterable[tuple[str, Callable[[], object]]]
+
+
+@dataclass(frozen=True)
+class LaneCases:
+    """Batch sizes, acceptance probabilities and arms (bench/cpu/batch.py) of races; empty for the default ones."""
+
+    batch: tuple[int, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    arms: tuple[str, ...] = ()
 
 
 @dataclass
@@ -32,6 +42,7 @@ class Context:
         emit: receives each figure immediately.
         seed: the seed of weights and prompts.
         quick: whether to run only a case or two of each grid.
+        lanes: the cases of the section "lanes", if not all.
     """
 
     section: str
@@ -39,6 +50,7 @@ class Context:
     emit: Callable[[Row], None]
     seed: int = 0
     quick: bool = False
+    lanes: LaneCases = field(default_factory=lambda: LaneCases())
 
     @property
     def tiny(self) -> bool:
@@ -81,15 +93,23 @@ class Context:
         finally:
             self.row("cases", "passed", passed, f"of {count}")
 
-    def large_pair(self) -> ModelPair:
-        """Build a target of 7.8B parameters and a draft of 310M."""
-        target = llama(96, 64, 128, 2, 4, 2) if self.tiny else llama(*MODELS["7.8B"])
-        draft = llama(96, 32, 64, 1, 2, 1, tied=True) if self.tiny else llama(*MODELS["310M"])
+    def large_pair(self, draft: str = "310M") -> ModelPair:
+        """Build a target of 7.8B parameters and a draft of this shape."""
+        configs = [llama(96, 64, 128, 2, 4, 2), llama(96, 32, 64, 1, 2, 1, tied=True)]
+        if not self.tiny:
+            configs = [llama(*MODELS["7.8B"]), llama(*MODELS[draft])]
+        return ModelPair(*(self._large(config) for config in configs))
+
+    def pair_with_head(self) -> ModelPair:
+        """Build a target of SmolLM2-135M's shape and a draft head of one layer."""
+        target = self._large(llama(96, 64, 128, 2, 4, 2, tied=True) if self.tiny else llama(*MODELS["135M"]))
+        head = DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(target.config.vocab_size))
+        return ModelPair(target, head.to(target.device, target.dtype).eval().requires_grad_(False))
+
+    def _large(self, config: LlamaConfig) -> Any:
         # Build on the device: on the host it would take minutes.
         home = torch.device("cpu") if self.tiny else self.device
-        return ModelPair(
-            *(self._built(LlamaForCausalLM, each, self.dtype, home).to(self.device) for each in (target, draft))
-        )
+        return self._built(LlamaForCausalLM, config, self.dtype, home).to(self.device)
 
     @property
     def sizes(self) -> dict[str, Any]:

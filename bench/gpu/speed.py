@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import product
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bass_core import race
+from bass_core import ModelPair, race
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.machine.memory import private_pools
@@ -35,7 +36,7 @@ from kernels.backends import BACKENDS, CAPTURABLE, why_backend_unavailable
 from kernels.flash import version_for
 from kernels.support import available, is_accelerator, runtime
 
-from ..cpu.batch import rows_of, samples_of
+from ..cpu.batch import BASS, COST_AWARE, FIXED, GENERATE, REGULAR, SPECULATIVE, rows_of, samples_of
 from ..machine import measure
 from ..report.report import device_name, median
 from .context import Context
@@ -49,21 +50,45 @@ PLANS = {
     "ours at any size": ProductPlan(most_bytes=1 << 40),
 }
 MAX_KERNELS = 16
+# Batch sizes and acceptances of `lanes`.
+CASES = ((1, 0.8), (8, 0.8), (32, 0.8), (8, 0.6), (8, 0.9), (4, 0.8), (2, 0.8), (16, 0.8))
+LENGTHS = (REGULAR, BASS, *FIXED)
+# These take longer: `generate` runs without graphs, and the cost-aware policy measures its costs first.
+OTHERS = (GENERATE, SPECULATIVE, COST_AWARE)
 
 
 def lanes(ctx: Context) -> None:
-    """Time regular, speculative, BASS and `generate` by batch; batch 8 comes first, because of the claims."""
-    pair, machine = ctx.large_pair(), measure(ctx.device, ctx.dtype)
+    """Time regular decoding and BASS by batch and acceptance, the most decisive cases first."""
+    pair, chosen = ctx.large_pair(), ctx.lanes
+    cases: list[tuple[int, float]] = list(CASES[: 2 if ctx.quick else None])
+    if ctx.tiny:
+        cases = [(2, 0.8)]
+    if chosen.batch or chosen.acceptance:
+        cases = list(product(chosen.batch or (8,), chosen.acceptance or (0.8,)))
+    _race(ctx, pair, cases, chosen.arms or LENGTHS)
+    if not chosen.arms and not ctx.quick:
+        _race(ctx, pair, [(2 if ctx.tiny else 8, 0.8)], OTHERS)
+
+
+def one_layer(ctx: Context) -> None:
+    """Time the lanes with a draft of one layer as wide as the target's, as in EAGLE-3."""
+    _race(ctx, ctx.large_pair("430M"), [(2, 0.8)] if ctx.tiny else [(1, 0.8), (8, 0.8)], LENGTHS)
+
+
+def _race(ctx: Context, pair: ModelPair, cases: list[tuple[int, float]], arms: Seq[str]) -> None:
+    machine = measure(ctx.device, ctx.dtype)
     tokens, repeats = (6, 1) if ctx.tiny else (64, 1 if ctx.quick else 3)
-    for size in (2,) if ctx.tiny else (8,) if ctx.quick else (8, 1, 32, 4, 2, 16):
+    for size, acceptance in cases:
         prompts = ctx.prompts(size, 384, 512, pair.vocab)
-        for acceptance in (0.8, 0.6, 0.9) if size == 8 else (0.8,):
-            drafts: dict[str, Any] = {"drafter": "model", "synthetic_acceptance": acceptance}
-            for row in rows_of(size, samples_of(pair, prompts, tokens, repeats, **drafts), machine):
-                case = f"b{row.pop('batch')} a{acceptance} {row.pop('arm')}"
-                for name, value in row.items():
-                    if value is not None:
-                        ctx.row(case, name, value)
+        samples = samples_of(
+            pair, prompts, tokens, repeats, arms, drafter="model", synthetic_acceptance=acceptance
+        )
+        for row in rows_of(size, samples, machine):
+            case = f"b{row.pop('batch')} a{acceptance} {row.pop('arm')}"
+            # Regular decoding ran before, beside the other arms.
+            for name, value in row.items() if arms is LENGTHS or not case.endswith(REGULAR) else ():
+                if value is not None:
+                    ctx.row(case, name, value)
 
 
 def steps(ctx: Context) -> None:

@@ -82,7 +82,7 @@ def collect(
     names = ("pair", "dtype", "batch", "max_new_tokens", "temperature", "top_p", "draft_length", "seed")
     settings = {name: getattr(arguments, name) for name in names} | {"device": device_name(pair.device)}
     samples.begin(settings)
-    writer = Writer(pair, arguments)
+    writer = ProblemWriter(pair, arguments)
     if not samples.settings:
         chosen = arguments.budget_ms
         if not chosen:
@@ -105,7 +105,7 @@ def collect(
     return [samples.records[problem["task_id"]] for problem in problems], budgets
 
 
-class Writer:
+class ProblemWriter:
     """Generate completions of problems with one pair and one set of options."""
 
     def __init__(self, pair: ModelPair, arguments: argparse.Namespace) -> None:

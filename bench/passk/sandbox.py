@@ -36,8 +36,8 @@ _LONGEST_ANSWER = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one program.
+class SandboxLimits:
+    """SandboxLimits of one program.
 
     Attributes:
         cpu_s: seconds of CPU time.
@@ -65,18 +65,18 @@ class ProgramOutcome:
     closed: tuple[str, ...] = ()
 
 
-def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYERS) -> ProgramOutcome:
+def run(source: str, limits: SandboxLimits | None = None, layers: Iterable[str] = LAYERS) -> ProgramOutcome:
     """Execute a program and return its verdict.
 
     Args:
         source: the program.
-        limits: by default `Limits()`.
+        limits: by default `SandboxLimits()`.
         layers: the layers to use; setrlimit and the wall clock always apply.
 
     Raises:
         OSError: if no process can be started.
     """
-    limits = limits or Limits()
+    limits = limits or SandboxLimits()
     layers = list(layers)
     isolated = "namespace" in layers and namespaces()
     key = secrets.token_hex(16)

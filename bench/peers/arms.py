@@ -44,7 +44,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class PeerArm:
     """One arm.
 
     Attributes:
@@ -66,7 +66,7 @@ class Arm:
         return self.who, self.method, self.batch, self.weights
 
 
-def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterator[Arm]:
+def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterator[PeerArm]:
     """Yield our arms: regular and BASS at every batch, single-sequence speculation at batch 1."""
     options: dict[str, Any] = {"eos_token_id": None, "draft_length": draft_length}
 
@@ -75,19 +75,21 @@ def ours(pair: ModelPair, weights: str, rows: Rows, draft_length: Any) -> Iterat
         return [sequence.token_ids for sequence in out.sequences]
 
     for method in ("regular", "speculative", "bass") if len(rows) == 1 else ("regular", "bass"):
-        yield Arm(OURS, method, len(rows), weights, partial(run, method=method))
+        yield PeerArm(OURS, method, len(rows), weights, partial(run, method=method))
     if BITS[weights] >= 16:
-        yield Arm(TRANSFORMERS, "as our lane", len(rows), weights, partial(run, method="transformers"))
+        yield PeerArm(TRANSFORMERS, "as our lane", len(rows), weights, partial(run, method="transformers"))
 
 
-def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
+def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[PeerArm]:
     """Yield the arms of `generate` (rows are padded), and prompt lookup at batch 1, else `generate_batch`."""
     run = partial(written_by, pair.target, rows, attention="sdpa")
-    yield Arm(TRANSFORMERS, "generate", len(rows), weights, run)
+    yield PeerArm(TRANSFORMERS, "generate", len(rows), weights, run)
     if len(rows) == 1:
-        yield Arm(TRANSFORMERS, "prompt lookup", 1, weights, partial(run, prompt_lookup_num_tokens=LOOKUP))
+        yield PeerArm(TRANSFORMERS, "prompt lookup", 1, weights, partial(run, prompt_lookup_num_tokens=LOOKUP))
     else:
-        yield Arm(TRANSFORMERS, "generate_batch", len(rows), weights, partial(_generate_batch, pair.target, rows))
+        yield PeerArm(
+            TRANSFORMERS, "generate_batch", len(rows), weights, partial(_generate_batch, pair.target, rows)
+        )
 
 
 def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
@@ -107,7 +109,7 @@ def _generate_batch(model: Any, rows: Rows, tokens: int) -> Rows:
     return written
 
 
-def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
+def outside(peer: Child, way: str, weights: str, rows: Rows) -> PeerArm:
     """Return the arm of a peer outside this process (llama.cpp, OpenVINO or vLLM).
 
     Args:
@@ -120,7 +122,7 @@ def outside(peer: Child, way: str, weights: str, rows: Rows) -> Arm:
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
 
-    return Arm(peer.name, way, len(rows), weights, run)
+    return PeerArm(peer.name, way, len(rows), weights, run)
 
 
 @dataclass
@@ -136,7 +138,7 @@ class ArmCalls:
         others: cores used by other programs during each call.
     """
 
-    arm: Arm
+    arm: PeerArm
     prompt_ms: list[float] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
     texts: list[Rows] = field(default_factory=list)
@@ -149,7 +151,7 @@ class ArmCalls:
         return median(self.ms)
 
 
-def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) -> list[ArmCalls]:
+def take_turns(arms: list[PeerArm], tokens: int, repeats: int, clocks: list[Clock]) -> list[ArmCalls]:
     """Run all arms `repeats` times, after a round that does not count.
 
     Args:

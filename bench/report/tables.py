@@ -291,6 +291,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "masked bass = BASS with grammar, ms | speed-up | speed-up without | acceptance | acceptance without | "
         "certain | masks = masks a round, ms | share = of a round",
     ),
+    "states": _table(
+        "states-cpu", "rows | way | ms a round = ms per round | MB of states a row = MB of states per row"
+    ),
+    "host": _table("host-cpu", "arm | batch 1 | batch 8 | batch 32 | us | us per row"),
     "start": _table(
         "start-cpu",
         "phase | starts | median s = median, s | fastest s = fastest, s | slowest s = slowest, s",

@@ -15,7 +15,7 @@ from bass_core import generate, load_pair
 from bench.arms import written_by
 from bench.peers import arms as peers
 from bench.peers import command, llama_cpp, openvino, vllm
-from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, Arm, ArmCalls, take_turns
+from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, VLLM, ArmCalls, PeerArm, take_turns
 from bench.peers.child import Child
 from bench.peers.command import Peer, claims
 from tests.bench import echo_peer
@@ -47,7 +47,7 @@ def turns(**changes):
     run = []
     for key, value in ms.items():
         texts = [] if key[0] in (LLAMA_CPP, OPENVINO, VLLM) else [TEXT * key[2]]
-        run.append(ArmCalls(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
+        run.append(ArmCalls(PeerArm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
     for turn in run:
         name = f"{turn.arm.who} {turn.arm.method} {turn.arm.batch} {turn.arm.weights}"
         for field, value in changes.get(name, {}).items():
@@ -108,7 +108,9 @@ def test_a_quick_run_decides_only_claims_about_texts():
 def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
     monkeypatch.setattr(peers, "_machine", lambda: 0.0)
     calls = []
-    arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: calls.append((name, n)) or TEXT) for name in "ab"]
+    arms = [
+        PeerArm(OURS, name, 1, "bfloat16", lambda n, name=name: calls.append((name, n)) or TEXT) for name in "ab"
+    ]
     turns = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
     assert calls == [("a", 1), ("a", 5), ("b", 1), ("b", 5)] * 3
     assert [len(turn.ms) for turn in turns] == [len(turn.busy) for turn in turns] == [2, 2]
@@ -119,7 +121,7 @@ def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
     """The fake clock gives the CPU seconds of all programs, before and after each of four calls."""
     seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
     monkeypatch.setattr(peers, "_machine", lambda: next(seconds))
-    (turn,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
+    (turn,) = take_turns([PeerArm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
     assert (len(turn.ms), turn.others) == (1, [0.0])
 
 
@@ -131,7 +133,7 @@ def test_a_thread_that_keeps_computing_is_noticed():
             threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)]).start()
 
     try:
-        (turn,) = take_turns([Arm(OURS, "a", 1, "bfloat16", leave_a_thread)], 2, 1, [time.process_time])
+        (turn,) = take_turns([PeerArm(OURS, "a", 1, "bfloat16", leave_a_thread)], 2, 1, [time.process_time])
     finally:
         over.set()
     assert turn.busy[0] > 0.1

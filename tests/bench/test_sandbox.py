@@ -8,10 +8,10 @@ import time
 import pytest
 
 from bench.passk import sandbox
-from bench.passk.sandbox import LAYERS, Limits, run
+from bench.passk.sandbox import LAYERS, SandboxLimits, run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces, Landlock and seccomp are Linux's")
-SHORT = Limits(cpu_s=1, wall_s=20)
+SHORT = SandboxLimits(cpu_s=1, wall_s=20)
 FORK = "import os\npid = os.fork()\nif pid == 0:\n    os._exit(0)\nos.waitpid(pid, 0)"
 LOUD = """
 import os
@@ -51,13 +51,13 @@ def test_a_program_that_computes_passes():
 def test_a_failing_program_has_a_reason(source, reason):
     # Other programs get the usual limits, because on a busy machine a program that fills memory can exceed SHORT's
     # CPU time.
-    verdict = run(source, SHORT if reason == "ended early" else Limits())
+    verdict = run(source, SHORT if reason == "ended early" else SandboxLimits())
     assert (verdict.passed, verdict.reason) == (False, reason)
 
 
 def test_a_program_that_sleeps_is_killed_after_its_wall_time():
     start = time.monotonic()
-    verdict = run("import time\ntime.sleep(1000)", Limits(wall_s=2))
+    verdict = run("import time\ntime.sleep(1000)", SandboxLimits(wall_s=2))
     assert (verdict.passed, verdict.reason) == (False, "time limit")
     assert time.monotonic() - start < 60
 

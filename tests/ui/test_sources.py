@@ -24,7 +24,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.cluster.start import MISSING, actor_options
 from ui.sources.cluster.worker import Worker
-from ui.sources.delta import KEEP, LIST, Decoder, Encoder, difference
+from ui.sources.delta import KEEP, LIST, DeltaDecoder, DeltaEncoder, difference
 from ui.sources.local import Local
 from ui.sources.service import open_service
 from ui.sources.source import PairOptions
@@ -53,7 +53,7 @@ def test_a_worker_describes_its_pair(worker: Worker, ask: PairOptions) -> None:
 
 
 def test_a_workers_race_equals_the_librarys(worker: Worker, pair: ModelPair) -> None:
-    decoder = Decoder()
+    decoder = DeltaDecoder()
     *_, last = map(decoder.decode, worker.race(1, asked()))
     *_, same = race(pair, **asked().arguments())
     assert last["done"] and lane_texts(last) == lane_texts(same)
@@ -83,7 +83,7 @@ def test_a_stop_reaches_the_worker_within_one_round(worker: Worker, monkeypatch:
 def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker.stop(3)
     assert len(list(worker.race(3, asked(1000)))) <= 1
-    *_, last = map(Decoder().decode, worker.race(4, asked(4)))
+    *_, last = map(DeltaDecoder().decode, worker.race(4, asked(4)))
     assert last["done"]
 
 
@@ -159,7 +159,7 @@ PLAIN = st.recursive(
 
 def sent_and_decoded(values: list[Any]) -> list[Any]:
     """The values after one encoder and one decoder have passed them on, pickled, one after another."""
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     return [decoder.decode(pickle.loads(pickle.dumps(encoder.encode(value)))) for value in values]
 
 
@@ -172,7 +172,7 @@ def test_any_plain_data_survives_encoding(values: list[Any]) -> None:
 @given(PLAIN, PLAIN)
 @settings(max_examples=100, deadline=None)
 def test_decoded_values_never_change_later(first: Any, second: Any) -> None:
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     decoded = decoder.decode(encoder.encode(first))
     before = copy.deepcopy(decoded)
     decoder.decode(encoder.encode(second))
@@ -200,7 +200,7 @@ def test_edge_cases_of_deltas() -> None:
 
 
 def test_a_race_survives_encoding_and_sends_each_token_once(pair: ModelPair) -> None:
-    encoder, decoder = Encoder(), Decoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     sent = 0
     for snapshot in race(pair, "Hello", n=2, max_new_tokens=60, inspect=True):
         data = pickle.dumps(encoder.encode(snapshot))

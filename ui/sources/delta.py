@@ -1,8 +1,8 @@
-"""Snapshots as deltas, so that a worker sends only the new part of a race. See `Encoder` and `Decoder`.
+"""Snapshots as deltas, so that a worker sends only the new part of a race. See `DeltaEncoder` and `DeltaDecoder`.
 
-`Decoder.decode` returns snapshots equal to those that `Encoder.encode` received. They may be any plain data. A
-list or text that only grew costs no more than its new end. A decoded snapshot never changes later. A delta is one
-of
+`DeltaDecoder.decode` returns snapshots equal to those that `DeltaEncoder.encode` received. They may be any plain
+data. A list or text that only grew costs no more than its new end. A decoded snapshot never changes later. A delta
+is one of
 
     (KEEP,)                      the same as before
     (SET, value)                 replaced by value
@@ -23,7 +23,7 @@ KEEP, SET, TEXT, LIST, MAP = range(5)
 Delta = tuple[Any, ...]
 
 
-class Encoder:
+class DeltaEncoder:
     """The worker's side. Snapshots must not change after they were encoded."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Encoder:
         return delta
 
 
-class Decoder:
+class DeltaDecoder:
     """The page's side."""
 
     def __init__(self) -> None:

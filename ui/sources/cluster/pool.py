@@ -18,7 +18,7 @@ from typing import Any
 
 from bass_core import BassError
 from ui.page.limits import Limits
-from ui.sources.cluster.start import SLICE_S, Calls, Closed
+from ui.sources.cluster.start import SLICE_S, Calls, FrontClosed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
 from ui.sources.source import PairInfo, PairOptions
@@ -151,7 +151,7 @@ class WorkerPool:
                 pause = self._live(member)
                 self.lost(member, member.life)
                 self.calls.closed.wait(pause)
-        except Closed:
+        except FrontClosed:
             return
         except Exception:
             log.exception("Worker %d is out of service.", member.number)

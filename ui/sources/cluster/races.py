@@ -19,8 +19,8 @@ from typing import Any
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
 from ui.sources.cluster.pool import Member, WorkerPool
-from ui.sources.cluster.start import Closed
-from ui.sources.delta import Decoder
+from ui.sources.cluster.start import FrontClosed
+from ui.sources.delta import DeltaDecoder
 from ui.sources.queue import Ticket
 from ui.sources.source import NOTHING, WorkerLost, waiting
 
@@ -64,7 +64,7 @@ class Races:
     def count(self, prompt: str, by_line: bool = False) -> str:
         """Count a prompt's tokens (see Count). Return NOTHING while no worker is ready."""
         for member in self._pool.ready():
-            with suppress(self._calls.errors.RayError, TimeoutError, Closed):
+            with suppress(self._calls.errors.RayError, TimeoutError, FrontClosed):
                 return str(self._calls.get(self._calls.do(member.ask, "count", prompt, by_line), COUNT_S))
         return NOTHING
 
@@ -147,7 +147,7 @@ class Races:
             self._pool.restart(member)
 
     def _snapshots(self, stream: Any) -> Generator[Snapshot, None, None]:
-        decoder = Decoder()
+        decoder = DeltaDecoder()
         last: Snapshot | None = None
         while True:
             if self._calls.ready(stream, UPDATE_S if last is None else SILENCE_S):
@@ -167,7 +167,7 @@ class Races:
             if not self._ends(stream):
                 self._pool.lost(member, life)
                 self._pool.restart(member)
-        except (self._calls.errors.RayTaskError, Closed):
+        except (self._calls.errors.RayTaskError, FrontClosed):
             pass  # the race ended with an error, or the program is ending
         except Exception:
             # The worker's thread in the pool finds out what is wrong.

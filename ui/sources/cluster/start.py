@@ -3,7 +3,7 @@
 - Both raise BassError if Ray is missing, can't start or can't be reached. Ray sends no usage reports.
 - `LocalRay` uses a secret token. Its `leave` ends Ray and removes Ray's files.
 - All calls must have returned before Ray is shut down, so threads call it only through `Calls`. No call takes much
-  longer than SLICE_S. After `close`, every call raises Closed, because a late call would start Ray again.
+  longer than SLICE_S. After `close`, every call raises FrontClosed, because a late call would start Ray again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ SLICE_S, CLOSING_S = 0.5, 10.0
 T = TypeVar("T")
 
 
-class Closed(BassError):
+class FrontClosed(BassError):
     """The program is ending."""
 
 
@@ -198,10 +198,10 @@ class Calls:
         self._running, self._changed = 0, threading.Condition()
 
     def do(self, call: Callable[..., T], *values: Any, **named: Any) -> T:
-        """Call a function of Ray that returns soon. Raises Closed after `close`."""
+        """Call a function of Ray that returns soon. Raises FrontClosed after `close`."""
         with self._changed:
             if self.closed.is_set():
-                raise Closed("The server is ending: try again once it is back.")
+                raise FrontClosed("The server is ending: try again once it is back.")
             self._running += 1
         try:
             return call(*values, **named)

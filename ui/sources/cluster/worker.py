@@ -14,7 +14,7 @@ from contextlib import closing
 from bass_core import DeviceReading, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
-from ui.sources.delta import Delta, Encoder
+from ui.sources.delta import Delta, DeltaEncoder
 from ui.sources.local import Local
 from ui.sources.source import NOTHING, Count, PairInfo, PairOptions, give_memory_back
 
@@ -76,7 +76,7 @@ class Worker:
         # Forget stops that came after the end of their race.
         for old in [number for number in list(self._stopped) if number < run]:
             self._stopped.discard(old)
-        encoder = Encoder()
+        encoder = DeltaEncoder()
         try:
             with closing(self._local.source(request, lambda: run in self._stopped)) as snapshots:
                 for snapshot in snapshots:
