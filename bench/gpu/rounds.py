@@ -3,7 +3,7 @@
 A pair of SmolLM2-135M's shape and a head of one layer, with random weights. For regular decoding and BASS at each
 batch size: the lane's clock and the wall time per round; the round's graphs replayed alone, timed by events; the
 sum of their kernels' times; the same graphs replayed in a row without a read, which is the limit of a host that
-runs ahead; and the wall time beside a thread busy with Python, by the interpreter's switch interval.
+runs ahead; and the wall time next to a thread busy with Python, by the interpreter's switch interval.
 """
 
 from __future__ import annotations
