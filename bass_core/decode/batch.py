@@ -117,6 +117,10 @@ class BatchDecoder(Decoder):
         return not self._rows
 
     def close(self) -> None:
+        self._leave_next()
+
+    def _leave_next(self) -> None:
+        """Wait for a round that was launched ahead and that nobody needs."""
         # The caches will be used again, perhaps on another stream.
         if self._next is not None and self._next.verifying.copy is not None:
             self._next.verifying.copy.wait()
@@ -231,7 +235,7 @@ class BatchDecoder(Decoder):
             self.policy.observe(feedback)
         ended = [row for row in self._rows if row.finish_reason]
         if len(ended) == len(self._rows):
-            self.close()
+            self._leave_next()
         if self._next is None:
             # In the order in which the rows ended.
             self._drop(gone)

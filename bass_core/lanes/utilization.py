@@ -44,7 +44,7 @@ class Work:
             self._add_drafts(self.draft, round_, sum(lengths) / len(lengths))
         if round_.windowed is not None:
             self._add_windowed(round_.windowed)
-        fed, emitted, seen, useful_seen = 0, 0, 0, 0
+        fed, emitted, seen, useful_seen = 0, 0, 0.0, 0.0
         for row, before in zip(round_.rows, lengths, strict=True):
             tokens, useful = len(row.drafted) + 1, len(row.tokens)
             fed, seen = fed + tokens, seen + _seen(tokens, before)
