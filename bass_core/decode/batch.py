@@ -45,7 +45,7 @@ DRAWS = ("head", "model")
 
 
 @dataclass
-class Launch:
+class StartedRound:
     """A round that the device was given.
 
     Attributes:
@@ -103,7 +103,7 @@ class BatchDecoder(Decoder):
             self.target, self.params, self.return_states, raw_states, self._branches, masked, self._advances
         )
         # The round that was launched before the last one was read.
-        self._next: Launch | None = None
+        self._next: StartedRound | None = None
         self.next_begins: Any = None
         # The draft's forwards and drawn tokens that earlier rounds have reported.
         self._reported_work = (0, 0)
@@ -117,6 +117,10 @@ class BatchDecoder(Decoder):
         return not self._rows
 
     def close(self) -> None:
+        self._leave_next()
+
+    def _leave_next(self) -> None:
+        """Wait for a round that was launched ahead and that nobody needs."""
         # The caches will be used again, perhaps on another stream.
         if self._next is not None and self._next.verifying.copy is not None:
             self._next.verifying.copy.wait()
@@ -233,14 +237,14 @@ class BatchDecoder(Decoder):
             self.policy.observe(feedback)
         ended = [row for row in self._rows if row.finish_reason]
         if len(ended) == len(self._rows):
-            self.close()
+            self._leave_next()
         if self._next is None:
             # In the order in which the rows ended.
             self._drop(gone)
             self._drop(ended)
         return round_
 
-    def _launch(self) -> Launch:
+    def _launch(self) -> StartedRound:
         """Give the first steps of a round to the device."""
         began, set_up, keys, watch = time.perf_counter(), setup_ms(), self._keys(), Stopwatch(self.target.device)
         # 1) Set the draft lengths, before anything is drawn.
@@ -253,9 +257,9 @@ class BatchDecoder(Decoder):
         # 3) Feed the drafts to the target and judge them.
         verifying = self.verifier.launch(self._rows, proposal, keys)
         watch.mark()
-        return Launch(offers, lengths, verifying, watch, began, set_up, self._draft_work())
+        return StartedRound(offers, lengths, verifying, watch, began, set_up, self._draft_work())
 
-    def _launch_ahead(self, last: Launch) -> Launch | None:
+    def _launch_ahead(self, last: StartedRound) -> StartedRound | None:
         """Launch the round after one that is not read yet; None if something has to be decided before."""
         if not self._advances or not self.verifier.repeats(last.verifying):
             return None
@@ -273,9 +277,9 @@ class BatchDecoder(Decoder):
         watch.mark()
         verifying = self.verifier.launch_again(last.verifying, proposal)
         watch.mark()
-        return Launch(last.offers, last.lengths, verifying, watch, began, set_up, self._draft_work())
+        return StartedRound(last.offers, last.lengths, verifying, watch, began, set_up, self._draft_work())
 
-    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _record(self, launch: StartedRound, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record. Without a policy, its lengths are the drafts that were judged."""
         proposal, drafted = verdict.proposal, verdict.proposal.num_drafted
         lengths = drafted if self.policy is None else launch.lengths[: len(records)]

@@ -85,7 +85,7 @@ def _race(ctx: Context, pair: ModelPair, cases: list[tuple[int, float]], arms: S
         )
         for row in rows_of(size, samples, machine):
             case = f"b{row.pop('batch')} a{acceptance} {row.pop('arm')}"
-            # Regular decoding ran before, beside the other arms.
+            # Regular decoding ran before, next to the other arms.
             for name, value in row.items() if arms is LENGTHS or not case.endswith(REGULAR) else ():
                 if value is not None:
                     ctx.row(case, name, value)

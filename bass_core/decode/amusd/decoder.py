@@ -39,7 +39,7 @@ from ...sample.noise import NoiseKeys, RowKeys
 from ...sample.rows import pick, stack
 from ...sequence import Round, RowRound, Sequence
 from ..base import DecodingParams, cache_bytes
-from ..batch import BatchDecoder, Launch
+from ..batch import BatchDecoder, StartedRound
 from ..checks import refuse_states
 from ..request import Request
 from ..verifier import VerifiedRound
@@ -213,7 +213,7 @@ class AmusdDecoder(BatchDecoder):
             self.draft.agree(row, record.tokens, not outcome.ends, row_states)
         return records
 
-    def _record(self, launch: Launch, verdict: VerifiedRound, records: list[RowRound]) -> Round:
+    def _record(self, launch: StartedRound, verdict: VerifiedRound, records: list[RowRound]) -> Round:
         """Return the round's record, without the times of drafting and verifying, which overlap."""
         round_ = super()._record(launch, verdict, records)
         round_.draft_ms = round_.verify_ms = None

@@ -19,7 +19,7 @@ from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
-from bass_core.model.static_step import RoundInputs, pad_tree
+from bass_core.model.static_step import Padded, RoundInputs, pad_tree
 from kernels.plan import MAX_TREE_TOKENS
 from tests.support.models import tiny
 from tests.support.trees import batch_tree, path
@@ -147,7 +147,8 @@ def test_a_padding_token_sees_only_itself() -> None:
     runner.forward(ForwardBatch(torch.ones(3, 11, dtype=torch.long), [5, 6, 7], tree=tree))
     (step,) = runner.slot.steps.values()
     padded = pad_tree(tree, 4, 17)
-    inputs = RoundInputs([5, 6, 7], sees=padded.sees, depths=padded.depths, before=padded.before)
+    sees, depths = Padded(padded.sees, 17), Padded(padded.depths, 17)
+    inputs = RoundInputs([5, 6, 7], sees=sees, depths=depths, before=padded.before)
     fed = inputs.views(step.numbers).tree
     assert fed is not None
     own_bits = torch.ones(17, dtype=torch.long) << torch.arange(17)
@@ -158,11 +159,12 @@ def test_a_padding_token_sees_only_itself() -> None:
 @pytest.mark.parametrize("rows", [3, 4])
 def test_a_rounds_numbers_come_back_by_name(rows: int) -> None:
     """Fields that a step does not read are None. Rows beyond the round's are zeros."""
-    inputs = RoundInputs([5, 6, 7], counts=[1, 2, 0], tokens=[[8, 9], [10, 11], [12, 13]], copied_drafts=[[]] * 3)
-    buffer = torch.tensor(inputs.packed(rows))
+    tokens = [[8, 9], [10], [12, 13]]
+    inputs = RoundInputs([5, 6, 7], counts=[1, 2, 0], tokens=Padded(tokens, 2), copied_drafts=Padded([[]] * 3, 0))
+    buffer = inputs.packed(rows, torch.device("cpu"))
     static = inputs.views(buffer[:, :rows])
     padding = [0] * (rows - 3)
     assert buffer.shape == (4, 4) and static.lengths.tolist() == [5, 6, 7, *padding]
     assert static.counts.tolist() == [1, 2, 0, *padding] and static.copied_drafts.shape == (rows, 0)
-    assert static.tokens.tolist() == [*inputs.tokens, *([0, 0] for _ in padding)]
+    assert static.tokens.tolist() == [[8, 9], [10, 0], [12, 13], *([0, 0] for _ in padding)]
     assert static.prefix is None and static.tree is None and static.seeds is None
