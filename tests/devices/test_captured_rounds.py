@@ -340,7 +340,7 @@ def test_captured_rounds_with_grammars_write_what_eager_ones_write(
         monkeypatch.setenv("BASS_GRAPHS", on)
         captured.clear()
         lane, log = Lane(models, request, "bass"), rounds.setdefault(on, [])
-        prepared: list[Any] = []
+        prepared: list[Any] | None = None
         if on == "1" and length and sampling == "sampled":
             lane.prepare()
             decoder: Any = lane._decoder
@@ -353,7 +353,7 @@ def test_captured_rounds_with_grammars_write_what_eager_ones_write(
                 assert ledger.reads.total() <= 2 + ("logprobs" in options)
             assert not ledger.races
         assert all(captured) and bool(captured) == (on == "1")
-        assert not prepared or judged_steps(decoder) == prepared, "a round was captured late"
+        assert prepared is None or judged_steps(decoder) == prepared, "a round was captured late"
         assert [row.finish_reason for row in lane.sequences] == ["length", "length", "grammar"]
         assert set(lane.sequences[0].token_ids) <= {0, 1, 2} and not set(lane.sequences[1].token_ids) <= {0, 1, 2}
     for row, other in zip(rounds["1"], rounds["0"], strict=True):
