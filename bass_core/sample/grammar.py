@@ -180,7 +180,7 @@ class Matcher:
 
 def _over(matcher: Any) -> bool:
     """Return whether an llguidance matcher's text is complete and nothing can follow."""
-    return matcher.is_stopped() and matcher.is_accepting()
+    return bool(matcher.is_stopped() and matcher.is_accepting())
 
 
 def _set(bits: Bits, tokens: Seq[int], value: bool) -> None:
