@@ -134,6 +134,12 @@ class _RandomDrafter(Drafter):
         return Proposal(to_device(tokens, self.device), max_drafts)
 
 
+class _TimedDecoder(BatchDecoder):
+    """Launches no round ahead: each round has another length, set just before it, and is timed alone."""
+
+    launches_ahead = False
+
+
 class _RoundTimer:
     """Times rounds on a batch of equal prompts: first those of the draft model, then those of random drafts."""
 
@@ -191,7 +197,7 @@ class _RoundTimer:
         sequences = [Sequence(i, i, self.prompt, 10**6, frozenset()) for i in range(self.rows)]
         policy, states = FixedLength(max(WIDTHS)), self.model is not None and self.model.observes_states
         params = DecodingParams(self.sampling)
-        return BatchDecoder(sequences, self.runner, params, drafter, policy, return_states=states)
+        return _TimedDecoder(sequences, self.runner, params, drafter, policy, return_states=states)
 
     @property
     def timed(self) -> bool:

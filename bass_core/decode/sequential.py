@@ -33,7 +33,8 @@ class SequentialDecoder(Decoder):
 
     @property
     def next_begins(self) -> Any:
-        return None if self._current is None else self._current.next_begins
+        # What a sequence that has ended left on the device is its own time, not that of the next one's prompt.
+        return None if self._current is None or self._current.finished else self._current.next_begins
 
     def close(self) -> None:
         if self._current is not None:

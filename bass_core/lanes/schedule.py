@@ -32,9 +32,13 @@ def fair(
     """
     for lane in lanes:
         _guarded(lane, lane.prepare)
-    due = time.perf_counter() + due_s
+    due, last = time.perf_counter() + due_s, None
     while running := [lane for lane in lanes if not lane.finished]:
         lane = min(running, key=lambda lane: lane.clock.ms)
+        if lane.slice_ms and lane is not last and is_accelerator(device):
+            # It has a stream of its own, and shares the device with no round that was launched ahead.
+            runtime(device).current_stream(device).synchronize()
+        last = lane
         turn_end_ms = lane.clock.ms + lane.slice_ms
         _step(lane)
         while not lane.finished and lane.clock.ms < turn_end_ms and not stopped():

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import support
-from ..plan import AttentionPlan, Rotation, SharedPart, TreeMask
+from ..plan import MAX_SPLIT_ROWS, AttentionPlan, Rotation, SharedPart, TreeMask
 from ..shapes import LARGEST_WEIGHT, Card, Shape
 from ..support import CompileFailed
 from . import accept, attention, block, cache_write, linear, nucleus, pointer, pointwise, walk
@@ -78,11 +78,14 @@ def _attention(shape: Shape, own_forward: bool) -> Iterator[Call]:
     In our own forward, attention rotates the queries of all steps but those of many queries, which are whole.
     """
     dim, number = shape.head_dim, shape.number
+    # Attention rotates no more queries than these.
+    few = MAX_SPLIT_ROWS // (shape.heads // shape.kv_heads)
     keys = _empty(_BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
     kinds = [(False, False), (True, False)] + [(False, True)] * shape.verifies
-    for (tree, gap), shared, queries, parts, window in product(
+    for (tree, gap), shared, most, parts, window in product(
         kinds, (False, True), QUERIES, (True, False), shape.windows
     ):
+        queries = min(most, few) if own_forward and few else most
         tokens = TreeMask(_empty(_BATCH, queries), _empty(_BATCH, queries), _empty(_BATCH)) if tree else None
         plan = AttentionPlan(
             _empty(_BATCH), [], queries, captured_extent=_COLUMNS, shared=_part() if shared else None,
@@ -94,9 +97,9 @@ def _attention(shape: Shape, own_forward: bool) -> Iterator[Call]:
             window=64 if window else None, softcap=20.0 if shape.capped else None,
             prefix=(keys, keys) if shared else None, parts=parts,
         )  # fmt: skip
-        if own_forward:
+        if own_forward and few:
             yield partial(call, rotation=_rotation(shape, qkv))
-        if not own_forward or (queries == QUERIES[-1] and not parts):
+        if not own_forward or (most == QUERIES[-1] and not parts):
             yield call
 
 

@@ -164,7 +164,7 @@ def test_missing_packages_and_another_pair_are_noted(monkeypatch, tmp_path):
     assert command._wanted(command._arguments(["--no-openvino"]), notes) == [VLLM]
     assert notes[-1] == "OpenVINO is left out, as asked."
     (tmp_path / "manifest.json").write_text('{"source_sha256": "another"}')
-    assert command._gguf(Pair, notes) is None and "use --pair smollm2" in notes[-1]
+    assert command.gguf_of(Pair, notes) is None and "use --pair smollm2" in notes[-1]
 
 
 def test_a_child_that_fails_gives_a_one_sentence_error(tmp_path):

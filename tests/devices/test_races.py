@@ -92,20 +92,37 @@ def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "drafter"), [("perturbed", "model"), ("head", "adaptive"), ("none", "prompt_lookup")]
+    ("kind", "drafter", "graphs"),
+    [
+        ("perturbed", "model", "0"),
+        ("head", "adaptive", "0"),
+        ("none", "prompt_lookup", "0"),
+        ("head", "model", "1"),
+    ],
 )
 def test_costs_are_measured_on_the_device_and_saved(
-    kind: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, drafter: str, graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("BASS_GRAPHS", graphs)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "REPEATS", 1)
     monkeypatch.setattr(calibrate, "WIDTHS", (1, 2, 4))
     monkeypatch.setattr(DOUBTS, "add", lambda figure: None)  # one repeat is slow, so a round may well be faster
     options: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
+    lengths, step = list[tuple[int, int]](), calibrate._RoundTimer._step
+
+    def noted(timer: Any, decoder: Any) -> Any:
+        round_, ms = step(timer, decoder)
+        if round_.kind != "prefill":
+            lengths.append((decoder.policy.length, round_.lengths[0]))
+        return round_, ms
+
+    monkeypatch.setattr(calibrate._RoundTimer, "_step", noted)
     out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **options)
     assert texts_of(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     files = list(tmp_path.rglob("*.json"))
     assert len(files) == 1 and ledger.waits["device"] > 0
+    assert len(lengths) >= 6 and all(drafted == asked for asked, drafted in lengths), lengths
     ledger.clear()
     generate(pair("llama", kind), table.PROMPTS["different"][:2], **options)
     assert list(tmp_path.rglob("*.json")) == files and not ledger.waits["device"]

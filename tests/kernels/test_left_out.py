@@ -50,6 +50,13 @@ _PREFIXES = ("attend", "gemv", "skinny", "norm", "gate", "put", "rotate")
 REPLACED = [name for name in LAUNCHES if name.startswith(_PREFIXES)]
 
 
+@pytest.mark.parametrize("group", [1, 16, 64])
+def test_the_launches_of_large_groups_are_listed_too(group: int) -> None:
+    listed = launches(Shape("bfloat16", 8 * group, 8, 128, 96, 96, 1024 * group, 256), CARD)
+    assert {"attend", "rotate", "norm"} <= {launch.name.split()[0] for launch in listed}
+    assert any("ROTATE=True" in launch.name for launch in listed)
+
+
 @pytest.mark.parametrize("name", slow_but(["attend, whole", "skinny", "put"], REPLACED))
 def test_torch_replaces_a_launch_that_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "attend, a window":

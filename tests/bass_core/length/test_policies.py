@@ -216,13 +216,13 @@ def test_set_up_is_no_part_of_a_rounds_time(monkeypatch):
     clock = SimpleNamespace(ms=0.0, setup=0.0)
     monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: clock.ms / 1000))
     monkeypatch.setattr(batch, "setup_ms", lambda: clock.setup, raising=False)
-    verify = Verifier.verify
+    launch = Verifier.launch
 
     def captures(*arguments):
         clock.ms, clock.setup = clock.ms + 1007, clock.setup + 1000
-        return verify(*arguments)
+        return launch(*arguments)
 
-    monkeypatch.setattr(Verifier, "verify", captures)
+    monkeypatch.setattr(Verifier, "launch", captures)
     target, policy = tiny("llama"), OddRows()
     runners = [ModelRunner(ModelPair(target).target_step, 1, 60, VOCAB, "pad") for _ in range(2)]
     rows, params = [Sequence(0, 0, [1, 2, 3], 9, frozenset())], SamplingParams()
