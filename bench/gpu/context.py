@@ -93,11 +93,12 @@ class Context:
         finally:
             self.row("cases", "passed", passed, f"of {count}")
 
-    def large_pair(self, draft: str = "310M") -> ModelPair:
-        """Build a target of 7.8B parameters and a draft of this shape."""
+    def large_pair(self, one_layer: bool = False) -> ModelPair:
+        """Build a target of 7.8B parameters, and a draft of 310M, or of one layer as wide as the target."""
         configs = [llama(96, 64, 128, 2, 4, 2), llama(96, 32, 64, 1, 2, 1, tied=True)]
         if not self.tiny:
-            configs = [llama(*MODELS["7.8B"]), llama(*MODELS[draft])]
+            draft = (*MODELS["7.8B"][:3], 1, *MODELS["7.8B"][4:6], True) if one_layer else MODELS["310M"]
+            configs = [llama(*MODELS["7.8B"]), llama(*draft)]
         return ModelPair(*(self._large(config) for config in configs))
 
     def pair_with_head(self) -> ModelPair:

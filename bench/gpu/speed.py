@@ -72,7 +72,7 @@ def lanes(ctx: Context) -> None:
 
 def one_layer(ctx: Context) -> None:
     """Time the lanes with a draft of one layer as wide as the target's, as in EAGLE-3."""
-    _race(ctx, ctx.large_pair("430M"), [(2, 0.8)] if ctx.tiny else [(1, 0.8), (8, 0.8)], LENGTHS)
+    _race(ctx, ctx.large_pair(one_layer=True), [(2, 0.8)] if ctx.tiny else [(1, 0.8), (8, 0.8)], LENGTHS)
 
 
 def _race(ctx: Context, pair: ModelPair, cases: list[tuple[int, float]], arms: Seq[str]) -> None:

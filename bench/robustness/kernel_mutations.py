@@ -150,7 +150,7 @@ KERNEL_MUTANTS = [
            "            tl.store(counter, 0)\n", "",
            [_FUSED + "parts_take_one_launch_and_leave_their_counters_at_zero"]),
     Mutant("GPU kernels: attention that writes no new keys", "kernels/triton/segments.py",
-           "range(tl.maximum(low, length), high, BLOCK_M)", "range(tl.maximum(low, length + 1), high, BLOCK_M)",
+           "range(tl.maximum(low, length), high, BLOCK_T)", "range(tl.maximum(low, length + 1), high, BLOCK_T)",
            [_FUSED + "attention_that_rotates_equals_rotation_before_it[chain-True-dtype0-True]"]),
     Mutant("GPU forward: a norm without the sum before it", "bass_core/model/llama_cuda.py",
            "layer.mlp_norm, self.eps, residual=x)", "layer.mlp_norm, self.eps)",
