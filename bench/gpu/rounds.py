@@ -52,7 +52,7 @@ def _split(ctx: Context, pair: ModelPair, method: str, size: int) -> None:
     for interval in SWITCH_INTERVALS:
         with _busy_thread(interval):
             times = [_wall_ms(lane.step) for _ in range(count)]
-        ctx.row(case, f"wall beside a busy thread, switch interval {1000 * interval:g} ms", median(times), "ms")
+        ctx.row(case, f"wall next to a busy thread, switch interval {1000 * interval:g} ms", median(times), "ms")
     lane.end("stopped")
     # Graphs of rounds launched ahead lengthen the rows at each replay, so replay those of other rounds.
     with mock.patch.object(BatchDecoder, "launches_ahead", False):

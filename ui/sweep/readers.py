@@ -47,7 +47,7 @@ def here(pair: ModelPair) -> dict[str, Any] | None:
 
 
 def slider() -> str:
-    """Return the HTML of the slider, which stands beside the lanes."""
+    """Return the HTML of the slider, which stands next to the lanes."""
     return (
         f'<label class="axis-readers">Readers <input type="range" min="1" max="{max(figures()["readers"])}" '
         f'step="1" value="{START}" aria-label="Readers at once"><output>{START}</output></label>'
