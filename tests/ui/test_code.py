@@ -204,7 +204,7 @@ def test_a_recorded_round_runs_without_a_model(film: Page) -> None:
     film.emulate_media(reduced_motion="reduce")
     film.locator("#lane-bass .sequence").first.locator(".token.recovered").first.click()
     expect(lit).to_have_attribute("data-mark", "judge_together.L18")
-    # A greedy round shows the model's own probabilities beside p and q, which are 0 or 1.
+    # A greedy round shows the model's own probabilities next to p and q, which are 0 or 1.
     film.click("[data-recording=win]")
     film.wait_for_function("() => Bass.tape.state.recorded.name === 'win'")
     film.evaluate("() => Bass.tape.live()")

@@ -1,4 +1,4 @@
-"""The slider over readers beside the lanes, and its curve below them."""
+"""The slider over readers next to the lanes, and its curve below them."""
 
 from __future__ import annotations
 

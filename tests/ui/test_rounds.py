@@ -63,7 +63,7 @@ def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
 
     - "common": the batch stops at its first rejection.
     - "whole": the parts of a round's time are unknown.
-    - "beside": draft and target work at the same time.
+    - "overlapping": draft and target work at the same time.
     """
     options: dict[str, Any] = {"n": ROWS, "max_new_tokens": 40, "draft_length": 3, "seed": SEED}
     options["sampling"] = SamplingParams(0.9)
@@ -78,7 +78,7 @@ def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
     end = lanes["bass"]["clock_ms"]
     spans = {"target": [[0, end / 4], [end / 2, end]], "draft": [[end / 4, 3 * end / 4]], "rollbacks": [end / 2]}
     counts = {"target_busy_ms": 40.0, "draft_busy_ms": 20.0, "rolled_back": 2, "thrown_away": 7, "note": None}
-    lanes["beside"] = lanes["bass"] | {"timeline": spans | counts}
+    lanes["overlapping"] = lanes["bass"] | {"timeline": spans | counts}
     return snapshot
 
 
@@ -96,7 +96,7 @@ def _axis(page: Page, final: dict[str, Any]) -> None:
     canvas.focus()
     page.keyboard.press("End")
     expect(words).to_contain_text(re.compile(r"^whole, Round \d+: \d+ tokens? in [\d.]+ ms$"))
-    overlap = page.locator("[data-axis=beside] canvas").get_attribute("aria-label") or ""
+    overlap = page.locator("[data-axis=overlapping] canvas").get_attribute("aria-label") or ""
     assert overlap.endswith("; 2 roll-backs, 7 drafts thrown away")
 
 
@@ -168,7 +168,7 @@ def _elsewhere(page: Page, final: dict[str, Any]) -> None:
     page.locator("[data-chart=flops]").scroll_into_view_if_needed()
     data = "document.querySelector('[data-chart=flops] .plot').data"
     page.wait_for_function(f"() => {data}?.length === 3")
-    labels = ("BASS", "whole", "beside")
+    labels = ("BASS", "whole", "overlapping")
     assert page.evaluate(f"{data}.map(t => [t.name, t.y.at(-1)])") == [[label, 12.5] for label in labels]
     expect(page.locator("[data-reading=flops_utilization]")).to_have_text(
         ", ".join(f"{label} 12.5 %" for label in labels)

@@ -124,7 +124,7 @@ class Recordings {
     this.back.hidden = !own;
     this.back.disabled = this.busy;
     if (!recorded) return;
-    // The note beside the legend names the machine (lanes.js). With models, form.js lists the settings that differ.
+    // The note next to the legend names the machine (lanes.js). With models, form.js lists the settings that differ.
     const { look_for: look, made, about } = recorded, { batch_size: rows, settings } = run()?.head ?? {}, heat = settings?.temperature;
     const set = this.noModels && rows ? `Batch ${rows}${Number.isFinite(heat) ? `, temperature ${heat}` : ""}.` : "";
     setText(this.about, [look, made?.date ? `Made on ${made.date}.` : about, set].filter(Boolean).join(" "));

@@ -1,4 +1,4 @@
-/* "How many readers at once?": the slider beside the lanes, and the speed-up by the number of readers.
+/* "How many readers at once?": the slider next to the lanes, and the speed-up by the number of readers.
    - The figures are in data-figures (ui/sweep/readers.py): ms per step of Regular, and of BASS (tokens per step, ms per
      step), by machine, text and readers. Speculative serves one reader at a time: its steps are those of BASS with one.
      A machine "here" is the visitor's own. All are predicted. A race there is shown as a ring.
