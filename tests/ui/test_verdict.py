@@ -89,8 +89,8 @@ def test_a_lanes_speed_is_split_into_tokens_and_cost_of_a_round() -> None:
     line = "transformers 0.50×: a round writes as much as 1.00 plain steps, and costs as much as 2.00."
     assert other["lanes"] == {"transformers": line}, "a lane that never drafts has no note on few drafts"
     # If draft and target overlap, rounds have no cost. Without the lane "regular" there is no speed-up.
-    beside = verdict_on(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
-    assert beside["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
+    overlapping = verdict_on(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
+    assert overlapping["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
     two = verdict_on(speculative=lane(PLAIN), bass=lane([(10.0, 2, 4)] * 10))
     assert two == {"head": "BASS was fastest: 2.00× the speed of Speculative, which came next.", "lanes": {}}
 

@@ -379,7 +379,8 @@ class Axis {
     }
     this.ticks();
     if (!predicted) return this.move(tape.state);
-    const played = STILL.matches ? 1 : Math.min(1, (performance.now() - this.began) / PLAYED_MS);
+    // In a hidden tab `soon` draws at once, and would draw again and again until the bars have played.
+    const played = STILL.matches || document.hidden ? 1 : Math.min(1, (performance.now() - this.began) / PLAYED_MS);
     this.move({ ms: played * race.end });
     if (played < 1) soon(this.drawn);
   }

@@ -21,7 +21,7 @@ class Readers {
   constructor(root) {
     this.root = root;
     this.known = JSON.parse(root.dataset.figures);
-    // Beside the lanes, which the page mounts first.
+    // Next to the lanes, which the page mounts first.
     const bar = document.querySelector(".axis-readers");
     [this.slider, this.counter] = [bar.querySelector("input"), bar.querySelector("output")];
     this.slider.addEventListener("input", () => this.predict());
