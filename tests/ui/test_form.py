@@ -47,6 +47,8 @@ def _refusals(page: Page) -> None:
     for bad, message in BAD_INPUT:
         typed = {"prompt": "Hello", "batch": 2, "tokens": 4, "temperature": 0.9, "seed": 3} | bad
         fill(page, **typed)  # type: ignore[arg-type]
+        # On a busy machine, Gradio takes over a typed text a moment later.
+        page.wait_for_timeout(500)
         page.click("#run")
         expect(page.locator(".message")).to_contain_text(message)
         expect(page.locator("#run")).to_be_enabled()
