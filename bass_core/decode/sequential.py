@@ -33,7 +33,7 @@ class SequentialDecoder(Decoder):
 
     @property
     def next_begins(self) -> Any:
-        # What a sequence that has ended left on the device is its own time, not that of the next one's prompt.
+        # The next sequence's prompt must not pay for a round that an ended sequence has left on the device.
         return None if self._current is None or self._current.finished else self._current.next_begins
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def fair(
     while running := [lane for lane in lanes if not lane.finished]:
         lane = min(running, key=lambda lane: lane.clock.ms)
         if lane.slice_ms and lane is not last and is_accelerator(device):
-            # It has a stream of its own, and shares the device with no round that was launched ahead.
+            # Its draft runs on another stream. Wait, so that no round of another lane runs at the same time.
             runtime(device).current_stream(device).synchronize()
         last = lane
         turn_end_ms = lane.clock.ms + lane.slice_ms
