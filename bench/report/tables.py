@@ -125,9 +125,9 @@ def _compiles() -> str:
 
 
 def _avx2() -> str:
-    """Return the medians of steps and prompts with code for a CPU that has AVX2 alone, by kind of weights."""
+    """Return the medians of steps and prompts on a CPU with AVX2 alone, by kind of weights."""
     kinds = {"bfloat16": "bf16", "int8": "int8", "int4": "int4"}
-    documents = {kind: load(f"floor-haswell-{file}") for kind, file in kinds.items()}
+    documents = {kind: load(f"floor-avx2-{file}") for kind, file in kinds.items()}
     rows: dict[tuple[Any, ...], Row] = {}
     for kind, document in documents.items():
         for row in document["results"]:
@@ -143,20 +143,19 @@ def _avx2() -> str:
 
 
 def _presets() -> str:
-    """Return the page's presets, predicted and raced, with this CPU's code and with code for AVX2 alone."""
+    """Return the page's presets, predicted and raced, on a CPU with AMX and on one with AVX2 alone."""
     rows: dict[tuple[Any, ...], Row] = {}
     sources = []
-    for code, name in (("AMX", "native"), ("AVX2", "haswell")):
-        for path in sorted(RESULTS.glob(f"presets-{name}*.json")):
-            document = load(path.stem)
-            sources.append(f"{code}: {made_by(document)}")
-            for row in document["results"]:
-                key = {"code": code, "race": row["race"], "batch": row["batch"]}
-                shown = rows.setdefault(tuple(key.values()), key | {"predicted": row["predicted"], "runs": 0})
-                shown["runs"] += 1
-                for name_of, choose in (("lowest", min), ("highest", max)):
-                    shown[name_of] = choose(row["raced"], shown.get(name_of, row["raced"]))
-    columns = _columns("code | race | batch | predicted | runs | lowest = lowest raced | highest = highest raced")
+    for cpu in ("AMX", "AVX2"):
+        document = load(f"presets-{cpu.lower()}")
+        sources.append(f"{cpu}: {made_by(document)}")
+        for row in document["results"]:
+            key = {"cpu": cpu, "race": row["race"], "batch": row["batch"]}
+            shown = rows.setdefault(tuple(key.values()), key | {"predicted": row["predicted"], "runs": 0})
+            shown["runs"] += 1
+            for name, choose in (("lowest", min), ("highest", max)):
+                shown[name] = choose(row["raced"], shown.get(name, row["raced"]))
+    columns = _columns("cpu = CPU | race | batch | predicted | runs | lowest = lowest raced | highest = highest raced")
     return "\n\n".join([markdown(list(rows.values()), columns), *sources])
 
 
