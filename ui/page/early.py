@@ -9,6 +9,8 @@ See `EarlyPage`.
   that has its own sessions. So each call ends with an error that asks its script to connect again.
 - It shows only the newest progress line of the terminal, because other lines may contain file names.
 - It never opens on ZeroGPU, which allows only one page.
+- No smaller pair races meanwhile: while transformers makes a 16-bit model, it changes the default dtype of all
+  threads, so a race next to it could fail (bass_core/machine/torch_state.py).
 - If the early page fails, the program still starts.
 """
 
@@ -125,7 +127,7 @@ class EarlyPage:
         if self._page is not None:
             self._deliver(self._page)
             self._page.close(verbose=False)
-            self._page = None  # frees its memory
+            self._page = None
 
     def _source(self, request: object) -> Generator[Snapshot, None, None]:
         """Answer a call of the API: yield snapshots without lanes until the preparation has ended, then raise."""
