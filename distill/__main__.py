@@ -1,6 +1,6 @@
 """`python -m distill corpus | train | night | ablate | evaluate`: make a draft head and measure it.
 
-All but `evaluate` continue where a killed run stopped. `night` writes a corpus, then trains, in a given time on a GPU.
+All but `evaluate` continue where a killed run stopped. `night` writes and trains on a GPU, in a given time.
 Settings come from config.json, those of `night` from night.json (or --config).
 Results are written below --work; `--install` copies the head of `train` to drafts/.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import math
+import platform
 import sys
 import time
 from dataclasses import replace
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--questions",
         type=Path,
-        help="train, night, ablate: leave out conversations that resemble questions of this file (Spec-Bench's form)",
+        help="leave out conversations that resemble questions of this file (Spec-Bench's form) in training",
     )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="ablate: arms to train")
     parser.add_argument("--install", metavar="FOLDER", help="train: copy the head to drafts/FOLDER")
@@ -125,9 +125,7 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
 
 
-def _night(
-    pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path, begun: float
-) -> None:
+def _night(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path, begun: float) -> None:
     """Write a corpus, then train on it. Each has its share of the minutes, which began at `begun`."""
     seconds = 60 * options.minutes
     tokens = write_corpus(pair, settings, work / "corpus", options.tokens, begun + WRITING * seconds)
@@ -138,8 +136,8 @@ def _night(
     print(f"{out} was trained for {held_out['step']} steps; held out: {held_out}")
     measure = "python -m distill evaluate --drafters model --temperatures 0 0.7 --lengths 3"
     print(
-        f"Compare it with the head that ships, on prompts that training has not seen:\n    {measure} --draft {out}\n"
-        f"    {measure}\nIf it drafts better, install it: python -m distill train with --install FOLDER and this "
+        "Compare it with the head that ships, on prompts that training has not seen:\n"
+        f"    {measure} --draft {out}\n    {measure}\nIf it drafts better, install it: python -m distill train with --install FOLDER and this "
         "command's --config, --work, --name, --set and --questions."
     )
 

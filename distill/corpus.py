@@ -7,8 +7,8 @@ A shard holds these tensors:
     tokens: uint16 [N], or int32 if an id is above 65,535.
     scored: uint8 [N / 8], a bit per token: whether the target wrote the next token as a part of an answer.
     starts: int64 [rows + 1], the boundaries of the rows.
-If the settings name layers, it also holds the states, a thousand times as many bytes. Training computes states that
-are not stored (Reader in batches.py).
+If the settings name layers, it also holds the states, a thousand times as many bytes. Training computes states
+that are not stored (Reader in batches.py).
     states: float16 [N, hidden], the target's last hidden state at each token; zeros at a row's last token, whose
         state is not needed.
     streams: float8_e4m3fn [N, layers x hidden], the states of the settings' layers, likewise (HiddenStateTap in
@@ -219,6 +219,9 @@ class Writer:
     def __init__(self, pair: ModelPair, corpus: CorpusSettings, temperature: float, seed: int) -> None:
         self.pair, self.corpus, self.temperature = pair, corpus, temperature
         self.template, self.ends = Template.of(pair), pair.default_eos()
+        # Both without the first token, the end token, which the target has already written.
+        self.answer = self._ids(self.template.answer)[1:]
+        self.again: str = pair.tokenizer.decode(self._ids(self.template.again)[1:])
         self.noise, self.choices = torch.Generator().manual_seed(seed), random.Random(seed)
         backend = make_request(pair, "x").backend
         self.on_accelerator = is_accelerator(pair.device)
@@ -267,11 +270,13 @@ class Writer:
         width = max(counts)
         if self.on_accelerator and width > 1:
             width = self.chunk
-        ids = to_device([part + [0] * (width - len(part)) for part in parts], self.runner.device)
+        # numpy reads lists several times as fast as torch.
+        ids = np.array([part + [0] * (width - len(part)) for part in parts])
         lengths = [row.fed for row in rows]
         take = [count - 1 for count in counts]
         keeps = self.corpus.layers is not None
-        output = self.runner.forward(ForwardBatch(ids, lengths, counts, take, return_states=keeps))
+        fed = to_device(torch.from_numpy(ids), self.runner.device)
+        output = self.runner.forward(ForwardBatch(fed, lengths, counts, take, return_states=keeps))
         if keeps:
             _keep_states(output, rows, counts)
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
@@ -306,8 +311,7 @@ class Writer:
             room = self.corpus.longest_row - len(row.tokens)
             prompt = None if turn.text is None else self._filled(turn)
             ids = self._ids(before if prompt is None else before + prompt + self.template.answer)
-            answer = self._ids(self.template.answer)[1:]
-            if len(ids) + MIN_ANSWER_ROOM + (LONGEST + len(answer) if prompt is None else 0) > room:
+            if len(ids) + MIN_ANSWER_ROOM + (LONGEST + len(self.answer) if prompt is None else 0) > room:
                 return
             start = len(row.tokens)
             row.add(ids)
@@ -316,7 +320,7 @@ class Writer:
                 if prompt is None:
                     del row.tokens[start:], row.answer[start:]
                     return
-                row.add(answer)
+                row.add(self.answer)
             room = self.corpus.longest_row - len(row.tokens)
             written = yield from self._written(row, min(self.corpus.max_new_tokens, room), self.temperature, True)
             text = self.pair.tokenizer.decode(written, skip_special_tokens=True).strip()
@@ -324,8 +328,7 @@ class Writer:
                 self.quotable.append((prompt, text))
             if written[-1] != self.template.end:
                 return
-            # Skip the first token: it is the end token, which the target has already written.
-            before = self.pair.tokenizer.decode(self._ids(self.template.again)[1:])
+            before = self.again
 
     def _invented(self, row: Conversation) -> Generator[float, int, str | None]:
         """Let the target write a user's turn; return None if it did not end in time or is too short."""

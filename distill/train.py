@@ -32,7 +32,6 @@ from bass_core.machine.transfer import to_device
 from bass_core.model.base import cache_keyword
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.model.pointer import followers, windows
-
 from kernels.support import is_accelerator
 
 from .batches import Batch, Batches, Reader, Row, Scale, frequent_ids, load_rows, scale_of, shifted
@@ -260,8 +259,8 @@ def train(
 ) -> dict[str, Any]:
     """Train for `steps` in all and save the head and the log in `out`; return the log.
 
-    Conversations whose prompts resemble one of the `questions` are left out. Training ends at `deadline`, a time of
-    `time.monotonic`, if there is one, and the learning rate decays until then.
+    Conversations whose prompts resemble one of the `questions` are left out. Training also ends at `deadline`, a
+    time of `time.monotonic`, and the learning rate decays until then.
 
     Raises:
         SystemExit: if there are too few shards, or `out` has a run with another recipe.

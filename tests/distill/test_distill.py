@@ -29,7 +29,8 @@ from distill.corpus import Conversation, shards, words_of, write_corpus, write_s
 from distill.duplicates import read_questions, without_test_questions
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
-from distill.train import LOSSES, depths, measure, new_head, pointed, pulls, train
+from distill.settings import NIGHT, load
+from distill.train import LOSSES, depths, measure, new_head, pointed, pulls, schedule, train
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
 
@@ -97,9 +98,6 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
     assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
     whole = load_draft_head(tmp_path / "whole", pair.target)
 
-    class Killed(Exception):
-        pass
-
     real = train_module._Run.update
 
     def until(last):
@@ -122,6 +120,87 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
     again = load_draft_head(tmp_path / "killed", pair.target)
     for name, value in whole.own_weights().items():
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, tmp_path, monkeypatch, capsys):
+    small = replace(settings, corpus=replace(settings.corpus, layers=None))
+    monkeypatch.setattr("distill.__main__.load", lambda path: small if path == NIGHT else None)
+    monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
+    write, update = corpus_module.write_shard, train_module._Run.update
+
+    def night(*more):
+        command = ["distill", "night", "--work", str(tmp_path), "--tokens", "180", "--steps", "9", *more]
+        monkeypatch.setattr(sys, "argv", command)
+        main()
+        return json.loads((tmp_path / "head" / "log.json").read_text())["held_out"]
+
+    def write_one(pair, settings, number):
+        if number:
+            raise Killed
+        return write(pair, settings, number)
+
+    def update_some(run, batch):
+        if run.step == 4:
+            raise Killed
+        overlap = update(run, batch)
+        if run.step == 3:
+            run.save([])
+        return overlap
+
+    monkeypatch.setattr(corpus_module, "write_shard", write_one)
+    with pytest.raises(Killed):
+        night()
+    monkeypatch.setattr(corpus_module, "write_shard", write)
+    monkeypatch.setattr(train_module._Run, "update", update_some)
+    with pytest.raises(Killed):
+        night()
+    monkeypatch.setattr(corpus_module, "write_shard", None)
+    monkeypatch.setattr(train_module._Run, "update", update)
+    assert [entry["step"] for entry in night()] == [0, 3, 9]
+    texts = shards(tmp_path / "corpus")
+    assert [path.read_bytes() for path in texts] == [path.read_bytes() for path in shards(ids_only)]
+    out = capsys.readouterr().out
+    assert f"evaluate --drafters model --temperatures 0 0.7 --lengths 3 --draft {tmp_path / 'head'}" in out
+    assert [entry["step"] for entry in night("--minutes", "0")] == [0, 3, 9], "a trained head is left alone"
+
+
+def test_night_ends_in_time_with_a_head(pair, settings, tmp_path, monkeypatch):
+    """Without time left it writes nothing, and makes a head of what has been trained."""
+    small = replace(settings, corpus=replace(settings.corpus, layers=None))
+    monkeypatch.setattr("distill.__main__.load", lambda path: small)
+    monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
+    write_corpus(pair, small, tmp_path / "corpus", 180)
+    written = shards(tmp_path / "corpus")
+    monkeypatch.setattr(sys, "argv", ["distill", "night", "--work", str(tmp_path), "--minutes", "0"])
+    monkeypatch.setattr(train_module._Run, "update", None)
+    main()
+    assert shards(tmp_path / "corpus") == written
+    assert load_draft_head(tmp_path / "head", pair.target).config.reads_layers == (0, 1)
+
+
+def test_the_share_that_is_done_follows_steps_or_time(pair, settings, tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(train_module.time, "monotonic", lambda: now)
+    head = new_head(pair, settings.train, torch.arange(128), ())
+    scale, state = Scale(torch.zeros(64), torch.ones(64)), train_module._empty_checkpoint({})
+
+    def run(steps, deadline, before):
+        return train_module._Run(head, settings.train, scale, tmp_path / "x", steps, {**state, **before}, deadline)
+
+    timed, resumed = run(math.inf, 1100.0, {}), run(math.inf, 1100.0, {"done": 0.4})
+    stepped, late = run(10, math.inf, {"step": 8}), run(10, 900.0, {})
+    now = 1050.0
+    assert [each.done() for each in (timed, resumed, stepped, late)] == [0.5, 0.7, 0.8, 1.0]
+    now = 1101.0
+    assert [each.done() for each in (timed, resumed, stepped)] == [1.0, 1.0, 0.8]
+    assert [schedule(step, 4, step / 20, 4 / 20) for step in (0, 3, 4, 12, 20)] == pytest.approx(
+        [0.25, 1, 1, 0.525, 0.05]
+    )
+    assert schedule(9, 4, 1.0, 0.0) == pytest.approx(0.05), "at the deadline"
 
 
 def test_mismatched_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
@@ -212,6 +291,10 @@ def test_pointers_in_training_equal_those_found_by_hand(pair, settings):
     assert sizes.tolist() == [size for _, size in expected]
     assert columns.tolist() == [{ord("a"): 0, ord("c"): 1}.get(token, -1) for token, _ in expected]
     assert set(columns.tolist()) == {-1, 0, 1}
+
+
+def test_the_settings_of_the_night_store_no_states():
+    assert load(NIGHT).corpus.layers is None and load().corpus.layers == load(NIGHT).train.reads_layers
 
 
 def test_the_command_line_overrides_settings(settings):
@@ -374,7 +457,8 @@ def test_states_that_are_computed_equal_stored_ones(pair, corpus, ids_only, laye
     for row, (length, states) in enumerate(zip(lengths, computed.states, strict=True)):
         whole = pair.target(computed.ids[row : row + 1, :length], output_hidden_states=True).hidden_states
         streams = [F.rms_norm(whole[layer][0], (64,), eps=1e-6) for layer in layers]
-        torch.testing.assert_close(states[:length], torch.cat((*streams, whole[-1][0]), dim=-1), atol=2e-5, rtol=1e-5)
+        expected = torch.cat((*streams, whole[-1][0]), dim=-1)
+        torch.testing.assert_close(states[:length], expected, atol=2e-5, rtol=1e-5)
         # A shard has no state at the last token of a row, which is not needed.
         last, at = states[: length - 1], read.states[row, : length - 1]
         torch.testing.assert_close(at[:, -64:], last[:, -64:], atol=5e-3, rtol=5e-3)
@@ -564,4 +648,5 @@ def test_gradients_equal_autograd_of_the_loss(monkeypatch, name):
         for gradient, expected in zip(pair_gradients, torch.autograd.grad(loss, (student, lift)), strict=True):
             torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
     nowhere = torch.full_like(columns, -1)
-    assert pulls([teacher], teacher, rows, raised[:1], nowhere, LOSSES[name])[0].item() == pytest.approx(1, abs=1e-5)
+    alike, *_ = pulls([teacher], teacher, rows, raised[:1], nowhere, LOSSES[name])
+    assert alike.item() == pytest.approx(1, abs=1e-5)
