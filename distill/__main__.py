@@ -137,8 +137,9 @@ def _night(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     measure = "python -m distill evaluate --drafters model --temperatures 0 0.7 --lengths 3"
     print(
         "Compare it with the head that ships, on prompts that training has not seen:\n"
-        f"    {measure} --draft {out}\n    {measure}\nIf it drafts better, install it: python -m distill train with --install FOLDER and this "
-        "command's --config, --work, --name, --set and --questions."
+        f"    {measure} --draft {out}\n    {measure}\n"
+        "If it drafts better, install it: python -m distill train with --install FOLDER and this command's "
+        "--config, --work, --name, --set and --questions."
     )
 
 

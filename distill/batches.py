@@ -2,8 +2,8 @@
 
 States stay on disk until a batch needs them, so a corpus may be larger than the memory. If the corpus has only
 ids, or lacks a layer, the target computes the states of each batch. On a GPU that is little work (read, not run).
-On two cores of an AMD EPYC (AVX2, shared) it takes 25 s for 4,096 tokens (int8), and the training step after it 9 s,
-or 16 s with two levels of own states. So on a CPU, store states.
+On two cores of an AMD EPYC (AVX2, shared) it takes 25 s for 4,096 tokens (int8), and the training step after it
+9 s, or 16 s with two levels of own states. So on a CPU, store states.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def load_rows(paths: list[Path], layers: tuple[int, ...] = ()) -> list[Row]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes batches of rows on the pair's device: pads them, and reads their states or lets the target compute them.
+    """Makes batches of rows on the pair's device: pads them, and reads or computes the target's states.
 
     Attributes:
         layers: the target's layers to read besides the last hidden state, those of `load_rows`.

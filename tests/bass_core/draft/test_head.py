@@ -58,6 +58,7 @@ def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_l
     """The uncached pass reads the target's states at accepted tokens and the head's own states at drafts."""
     target = tiny("llama")
     head = tiny_head(target, layers, reads_states, reads_layers, qk_norm=qk_norm)
+    assert any("q_norm" in name for name in head.own_weights()) == qk_norm
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
