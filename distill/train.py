@@ -372,7 +372,7 @@ class _Run:
         options: TrainSettings,
         scale: Scale,
         path: Path,
-        steps: int,
+        steps: float,
         state: dict[str, Any],
         deadline: float = math.inf,
     ) -> None:
