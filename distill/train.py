@@ -253,7 +253,7 @@ def train(
     settings: Settings,
     corpus: Path,
     out: Path,
-    steps: float,
+    steps: int,
     questions: Sequence[str] = (),
     deadline: float = math.inf,
 ) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def train(
     if questions:
         recipe["questions"] = hashlib.sha256("\n".join(questions).encode()).hexdigest()
     checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
-    if checkpoint and max(checkpoint["step"] / steps, checkpoint["done"]) >= 1 and is_draft_head(out):
+    if checkpoint and max(checkpoint["step"] / steps, checkpoint["timed"]) >= 1 and is_draft_head(out):
         return dict(checkpoint["log"])
     rows = load_rows(paths[options.held_out_shards :], layers)
     if questions:
@@ -360,7 +360,7 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
 
 def _empty_checkpoint(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the checkpoint of a run before its first step, without weights."""
-    return {"step": 0, "seconds": 0.0, "done": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
+    return {"step": 0, "seconds": 0.0, "timed": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
 
 
 class _Run:
@@ -372,7 +372,7 @@ class _Run:
         options: TrainSettings,
         scale: Scale,
         path: Path,
-        steps: float,
+        steps: int,
         state: dict[str, Any],
         deadline: float = math.inf,
     ) -> None:
@@ -387,13 +387,17 @@ class _Run:
             head.load_state_dict(state["head"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
         self.begun = self.saved = time.monotonic()
-        self.deadline, self._done_before = deadline, state["done"]
+        self.deadline, self._timed_before = deadline, state["timed"]
 
     def done(self) -> float:
         """Return the share of the run that is done: of its steps or of its time, whichever is larger."""
+        return max(self.step / self.steps, self._timed())
+
+    def _timed(self) -> float:
+        """Return the share of the run's time that is over, 0 without a deadline."""
         passed, whole = time.monotonic() - self.begun, max(0.0, self.deadline - self.begun)
         share = passed / whole if passed < whole else 1.0
-        return max(self.step / self.steps, self._done_before + (1 - self._done_before) * share)
+        return self._timed_before + (1 - self._timed_before) * share
 
     def update(self, batch: Batch) -> float:
         """Take one step of the optimiser and return the mean overlap at the first depth."""
@@ -435,7 +439,7 @@ class _Run:
             "optimizer": self.optimizer.state_dict(),
             "scale": (self.scale.mean, self.scale.deviation),
             "step": self.step,
-            "done": self.done(),
+            "timed": self._timed(),
             "log": self.log,
             "seconds": seconds,
         }

@@ -117,6 +117,8 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
     monkeypatch.setattr(train_module._Run, "update", real)
     log = train(pair, settings, corpus, tmp_path / "killed", 24)
     assert [entry["step"] for entry in log["held_out"]] == [0, 10, 24]
+    more = train(pair, settings, corpus, tmp_path / "whole", 25)
+    assert [entry["step"] for entry in more["held_out"]] == [0, 24, 25], "a run can get more steps"
     again = load_draft_head(tmp_path / "killed", pair.target)
     for name, value in whole.own_weights().items():
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
@@ -191,7 +193,7 @@ def test_the_share_that_is_done_follows_steps_or_time(pair, settings, tmp_path, 
     def run(steps, deadline, before):
         return train_module._Run(head, settings.train, scale, tmp_path / "x", steps, {**state, **before}, deadline)
 
-    timed, resumed = run(math.inf, 1100.0, {}), run(math.inf, 1100.0, {"done": 0.4})
+    timed, resumed = run(10**9, 1100.0, {}), run(10**9, 1100.0, {"timed": 0.4})
     stepped, late = run(10, math.inf, {"step": 8}), run(10, 900.0, {})
     now = 1050.0
     assert [each.done() for each in (timed, resumed, stepped, late)] == [0.5, 0.7, 0.8, 1.0]
