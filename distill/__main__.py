@@ -1,6 +1,7 @@
-"""`python -m distill corpus | train | ablate | evaluate`: make a draft head and measure it.
+"""`python -m distill corpus | train | night | ablate | evaluate`: make a draft head and measure it.
 
-`corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or --config).
+All but `evaluate` continue where a killed run stopped. `night` writes and trains on a GPU, in a given time.
+Settings come from config.json, those of `night` from night.json (or --config).
 Results are written below --work; `--install` copies the head of `train` to drafts/.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +27,27 @@ from . import evaluate as measuring
 from .ablation import ARMS, ablate, as_markdown
 from .corpus import write_corpus
 from .duplicates import read_questions
-from .settings import CONFIG, Settings, load
+from .settings import CONFIG, NIGHT, Settings, load
 from .train import train
 
 DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
+# The share of its minutes in which `night` may write.
+WRITING = 0.6
 
 
 def main() -> None:
     """Read the command line and run one command."""
+    begun = time.monotonic()
     parser = _parser()
     options = parser.parse_args()
     for name in ("tokens", "steps", "prompts", "max_new_tokens"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be a whole number of at least 1; got {value}.")
-    settings = load(options.config)
-    if options.command in ("train", "ablate"):
+    is_night = options.command == "night"
+    settings = load(options.config or (NIGHT if is_night else CONFIG))
+    options.tokens = options.tokens or (12_000_000 if is_night else 400_000)
+    options.steps = options.steps or (8000 if is_night else 4000)
+    if options.command in ("train", "night", "ablate"):
         # If the CPU has bfloat16 products, multiply float32 matrices with them. Sums stay in float32.
         torch.set_float32_matmul_precision("medium")
     work: Path = options.work
@@ -49,6 +58,8 @@ def main() -> None:
             print(f"{work / 'corpus'} holds {tokens} new tokens.")
         elif options.command == "train":
             _train(pair, _changed(settings, options), options, work)
+        elif is_night:
+            _night(pair, _changed(settings, options), options, work, begun)
         elif options.command == "ablate":
             _ablate(pair, _changed(settings, options), options, work)
         else:
@@ -59,27 +70,32 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "ablate", "evaluate"])
-    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("command", choices=["corpus", "train", "night", "ablate", "evaluate"])
+    parser.add_argument("--config", type=Path)
     parser.add_argument(
         "--work", type=Path, default=Path("distill-work"), help="folder for the corpus and checkpoints"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="as for load_pair")
-    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: total number of answer tokens")
-    parser.add_argument("--steps", type=int, default=4000, help="train, ablate: total optimiser steps")
-    parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
+    parser.add_argument(
+        "--tokens", type=int, help="total number of answer tokens (corpus: 400,000, night: 12,000,000)"
+    )
+    parser.add_argument("--steps", type=int, help="total optimiser steps (train, ablate: 4000, night: 8000)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="night: end this long after its start, with a trained head"
+    )
+    parser.add_argument("--name", help="folder of this run below --work (train, night: head, ablate: ablation)")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="train, ablate: override a setting of config.json",
+        help="train, night, ablate: override a setting of training",
     )
     parser.add_argument(
         "--questions",
         type=Path,
-        help="train, ablate: leave out conversations that resemble questions of this file (Spec-Bench's form)",
+        help="leave out conversations that resemble questions of this file (Spec-Bench's form) in training",
     )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="ablate: arms to train")
     parser.add_argument("--install", metavar="FOLDER", help="train: copy the head to drafts/FOLDER")
@@ -107,6 +123,24 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     print(f"{out}: overlap {log['overlap'][0][1]} -> {log['overlap'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
+
+
+def _night(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path, begun: float) -> None:
+    """Write a corpus, then train on it. Each has its share of the minutes, which began at `begun`."""
+    seconds = 60 * options.minutes
+    tokens = write_corpus(pair, settings, work / "corpus", options.tokens, begun + WRITING * seconds)
+    print(f"{work / 'corpus'} holds {tokens} new tokens.", flush=True)
+    out = work / (options.name or "head")
+    log = train(pair, settings, work / "corpus", out, options.steps, _questions(options), begun + seconds)
+    held_out = log["held_out"][-1]
+    print(f"{out} was trained for {held_out['step']} steps; held out: {held_out}")
+    measure = "python -m distill evaluate --drafters model --temperatures 0 0.7 --lengths 3"
+    print(
+        "Compare it with the head that ships, on prompts that training has not seen:\n"
+        f"    {measure} --draft {out}\n    {measure}\n"
+        "If it drafts better, install it: python -m distill train with --install FOLDER and this command's "
+        "--config, --work, --name, --set and --questions."
+    )
 
 
 def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:

@@ -23,9 +23,10 @@ BASELINE = "baseline"
 ARMS: dict[str, dict[str, Any]] = {
     BASELINE: {},
     "2 layers": {"layers": 2},
-    "last state alone": {"reads_layers": False},
+    "last state alone": {"reads_layers": []},
     "one tap": {"reads_layers": [15]},
     "three taps": {"reads_layers": [8, 15, 22]},
+    "q/k norms": {"qk_norm": True},
     "variation": {"loss": "variation"},
     "three drafts": {"own_states": 2},
     "variation, three drafts": {"loss": "variation", "own_states": 2},

@@ -1,4 +1,4 @@
-"""The settings of a run: `load` reads config.json in this folder; the command line can override them."""
+"""The settings of a run: `load` reads config.json or night.json here; the command line can override them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-CONFIG = Path(__file__).parent / "config.json"
+CONFIG, NIGHT = (Path(__file__).parent / name for name in ("config.json", "night.json"))
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class CorpusSettings:
         longest_row: the maximum number of tokens in a conversation.
         temperatures: temperatures of the answers, one per shard, in turn.
         layers: layers of the target, ascending, whose residual stream is stored in addition to the last hidden
-            state (HiddenStateTap in model/base.py).
+            state (HiddenStateTap in bass_core/model/base.py); null to store no states.
     """
 
     conversations: int
@@ -28,7 +28,7 @@ class CorpusSettings:
     max_new_tokens: int
     longest_row: int
     temperatures: list[float]
-    layers: list[int]
+    layers: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class TrainSettings:
         start: "random", "target" for copies of the target's last layers, or the folder of a trained head to
             continue from.
         reads_states: whether it reads the target's states.
-        reads_layers: which layers of the corpus it reads besides the last hidden state: a list, true for all, or
-            false for none.
+        reads_layers: the layers of the target whose residual stream it reads in addition to the last hidden state;
+            best those of the corpus.
         vocabulary: how many of the most frequent ids it can propose.
         longest_row: rows are cut to this many tokens.
         tokens_per_step: the maximum number of tokens in a batch, including padding.
@@ -53,12 +53,13 @@ class TrainSettings:
         checkpoint_seconds: time between checkpoints.
         held_out_shards: the first shards, which are only used for measuring.
         loss: "log" or "variation" (LOSSES in train.py).
+        qk_norm: whether its layers normalise queries and keys.
     """
 
     layers: int
     start: str
     reads_states: bool
-    reads_layers: bool | list[int]
+    reads_layers: list[int]
     vocabulary: int
     longest_row: int
     tokens_per_step: int
@@ -70,6 +71,7 @@ class TrainSettings:
     checkpoint_seconds: float
     held_out_shards: int
     loss: str = "log"
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True)

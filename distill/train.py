@@ -7,7 +7,7 @@ the states of earlier layers (EAGLE-3, arXiv 2503.01840, section 3.1). The secon
 trained on the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
 
 A checkpoint is written every few minutes, and a killed run continues from it. The same settings and steps give the
-same weights up to the machine's rounding.
+same weights up to the machine's rounding, except in a run with a deadline.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from bass_core import ModelPair
+from bass_core.machine.transfer import to_device
 from bass_core.model.base import cache_keyword
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.model.pointer import followers, windows
+from kernels.support import is_accelerator
 
-from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
+from .batches import Batch, Batches, Reader, Row, Scale, frequent_ids, load_rows, scale_of, shifted
 from .corpus import shards
 from .duplicates import without_test_questions
 from .settings import Settings, TrainSettings
 
 # A checkpoint is measured on CHECKED_ROWS to 2 CHECKED_ROWS rows of each held-out shard, or on all its rows if it
-# has fewer.
-CHECKED_ROWS = 24
+# has fewer. A batch has ROWS_AT_ONCE of them.
+CHECKED_ROWS, ROWS_AT_ONCE = 24, 8
 # The number of draft tokens that are measured.
 MEASURED_DRAFTS = 3
 CHECKPOINT = "checkpoint.pt"
-# Positions whose distributions are computed together, so that they fit the processor's caches.
-POSITIONS_AT_ONCE = 128
+# Positions whose distributions are computed together. On a CPU they fit the processor's caches.
+POSITIONS_AT_ONCE = {"cpu": 128, "accelerator": 4096}
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,17 @@ def new_head(
     target: Any = pair.target
     hidden = target.config.hidden_size
     torch.manual_seed(0)
-    config = HeadConfig(settings.layers, hidden, settings.reads_states, reads_layers)
-    head = DraftHead(target, config, vocabulary).float()
+    config = HeadConfig(settings.layers, hidden, settings.reads_states, reads_layers, settings.qk_norm)
+    head = DraftHead(target, config, vocabulary).to(target.device).float()
     layers = head.body.model.layers
     if settings.start == "target":
         for layer, parent in zip(layers, target.model.layers[-settings.layers :], strict=True):
-            layer.load_state_dict(parent.state_dict())
+            layer.load_state_dict(parent.state_dict(), strict=not settings.qk_norm)
         head.body.model.norm.load_state_dict(target.model.norm.state_dict())
     with torch.no_grad():
         head.fuse.weight.normal_(std=0.01)
-        head.fuse.weight[:, :hidden] += torch.eye(hidden)
+        eye = torch.eye(hidden, device=target.device)
+        head.fuse.weight[:, :hidden] += eye
         if settings.reads_states:
             # The state comes after the target's final norm. Undo the norm's gain, so that the state is as large as
             # the embedding.
@@ -90,7 +93,7 @@ def new_head(
         if reads_layers:
             # At first pass on only the last state; the head learns the contribution of the other layers.
             head.project.weight.zero_()
-            head.project.weight[:, -hidden:] += torch.eye(hidden)
+            head.project.weight[:, -hidden:] += eye
             head.project.bias.zero_()
     if settings.start not in ("random", "target"):
         _continue_from(head, load_draft_head(Path(settings.start), target).float(), settings.start)
@@ -104,10 +107,12 @@ def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
     """
     ours, theirs = head.config, trained.config
     reads_more = set(theirs.reads_layers) <= set(ours.reads_layers)
-    if theirs.reads_states != ours.reads_states or theirs.layers > ours.layers or not reads_more:
+    same = (theirs.reads_states, theirs.qk_norm) == (ours.reads_states, ours.qk_norm)
+    if not same or theirs.layers > ours.layers or not reads_more:
         raise SystemExit(
             f"The head in {start} is {theirs}, and the one to train {ours}: train one that has and reads the same "
-            "layers or more (--set layers=..., reads_states=..., reads_layers=...), or start from another head."
+            "layers or more (--set layers=..., reads_states=..., reads_layers=..., qk_norm=...), or start from "
+            "another head."
         )
     weights = trained.own_weights()
     with torch.no_grad():
@@ -131,9 +136,10 @@ def _continue_from(head: DraftHead, trained: DraftHead, start: str) -> None:
     head.load_state_dict(weights, strict=False)
 
 
+@torch.no_grad()
 def pulls(
     students: list[Tensor], teacher: Tensor, rows: Tensor, raised: list[Tensor], columns: Tensor, loss: Loss
-) -> tuple[list[float], list[Tensor], list[Tensor]]:
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Return how well each depth drafts at N positions, and the gradients of its loss.
 
     p and q are the softmax of states @ rows^T, with the pointer's increase added in q. The quality is the mean of
@@ -149,12 +155,13 @@ def pulls(
         loss: the loss of each position and depth; we take its mean over the positions.
 
     Returns:
-        The quality of each depth, and the gradients for `students` and for `raised`.
+        The quality [depths], and the gradients for `students` and for `raised`.
     """
-    quality, gradients = [0.0] * len(students), [torch.empty_like(student) for student in students]
-    lifts = [torch.empty_like(lift) for lift in raised]
-    for first in range(0, len(teacher), POSITIONS_AT_ONCE):
-        part = slice(first, first + POSITIONS_AT_ONCE)
+    quality = torch.zeros(len(students), device=teacher.device)
+    gradients, lifts = ([torch.empty_like(part) for part in parts] for parts in (students, raised))
+    at_once = POSITIONS_AT_ONCE["accelerator" if is_accelerator(teacher.device) else "cpu"]
+    for first in range(0, len(teacher), at_once):
+        part = slice(first, first + at_once)
         at, points = columns[part, None].clamp(min=0), columns[part] >= 0
         p = (teacher[part] @ rows.t()).softmax(-1)
         for depth, student in enumerate(students):
@@ -171,7 +178,7 @@ def pulls(
             weight = loss.fall**depth / len(teacher)
             gradients[depth][part] = pull @ rows * weight
             lifts[depth][part] = pull.gather(1, at)[:, 0] * points * weight
-            quality[depth] += overlap.sum().item() / len(teacher)
+            quality[depth] += overlap.sum() / len(teacher)
     return quality, gradients, lifts
 
 
@@ -183,7 +190,7 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     """
     size = batch.ids.shape[1]
     cache = DynamicCache()
-    places = torch.arange(size)
+    places = torch.arange(size, device=batch.ids.device)
     positions = places[None].expand(len(batch.ids), -1)
     width = head.project.in_features if head.config.reads_layers else head.config.hidden
     seen, result = shifted(head.project(batch.states[..., -width:])), []
@@ -211,12 +218,10 @@ def pointed(head: DraftHead, batch: Batch, picked: Tensor) -> tuple[Tensor, Tens
     A proposal is a column of the head's vocabulary, or -1 for none. Proposals are the same at every depth, because
     the pointer does not search in the chain's own drafts.
     """
-    pairs = []
-    for text, row in zip(windows(batch.ids), picked, strict=True):
-        at = row.nonzero()[:, 0]
-        pairs.append(followers(text[None], 1 + at[None], text[None, at]))
-    ids, sizes = (torch.cat(parts, dim=1)[0] for parts in zip(*pairs, strict=True))
-    return head.column_of(ids), sizes
+    text = windows(batch.ids)
+    lengths = 1 + torch.arange(batch.ids.shape[1], device=text.device).expand_as(batch.ids)
+    ids, sizes = followers(text, lengths, text)
+    return head.column_of(ids[picked]), sizes[picked]
 
 
 def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict[str, float]]:
@@ -225,7 +230,7 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
     Both are over the head's vocabulary.
     """
     head.eval()
-    sums = torch.zeros(own_states + 1, 2)
+    sums = torch.zeros(own_states + 1, 2, device=head.vocabulary.device)
     count = 0
     with torch.no_grad():
         for batch in batches:
@@ -244,15 +249,21 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
 
 
 def train(
-    pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int, questions: Sequence[str] = ()
+    pair: ModelPair,
+    settings: Settings,
+    corpus: Path,
+    out: Path,
+    steps: int,
+    questions: Sequence[str] = (),
+    deadline: float = math.inf,
 ) -> dict[str, Any]:
     """Train for `steps` in all and save the head and the log in `out`; return the log.
 
-    Conversations whose prompts resemble one of the `questions` are left out.
+    Conversations whose prompts resemble one of the `questions` are left out. Training also ends at `deadline`, a
+    time of `time.monotonic`, and the learning rate decays until then.
 
     Raises:
-        SystemExit: if there are too few shards, they do not fit the settings, or `out` has a run with another
-            recipe.
+        SystemExit: if there are too few shards, or `out` has a run with another recipe.
     """
     options = settings.train
     if options.loss not in LOSSES:
@@ -266,54 +277,60 @@ def train(
     if questions:
         recipe["questions"] = hashlib.sha256("\n".join(questions).encode()).hexdigest()
     checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
-    if checkpoint and checkpoint["step"] >= steps and is_draft_head(out):
+    if checkpoint and max(checkpoint["step"] / steps, checkpoint["timed"]) >= 1 and is_draft_head(out):
         return dict(checkpoint["log"])
     rows = load_rows(paths[options.held_out_shards :], layers)
     if questions:
         every = len(rows)
         rows = without_test_questions(rows, questions, pair)
         print(f"{every - len(rows)} of {every} conversations resemble a test question and are left out.")
+    reader = Reader(pair, layers, options.longest_row)
     # A checkpoint's weights need the scale that they were trained with.
-    scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
+    scale = (
+        Scale(*(part.to(pair.device) for part in checkpoint["scale"]))
+        if checkpoint
+        else scale_of(rows, reader, options.tokens_per_step)
+    )
+    reader = replace(reader, scale=scale)
     # Each shard has one temperature, so each held-out shard is measured separately.
-    held_out = [load_rows([path], layers) for path in paths[: options.held_out_shards]]
-    held_out = [part[:: max(1, len(part) // CHECKED_ROWS)] for part in held_out]
-    checks = [
-        [collate([row], scale, options.longest_row) for row in part if row.scored[: options.longest_row].any()]
-        for part in held_out
-    ]
+    checks = [_held_out(load_rows([path], layers), reader) for path in paths[: options.held_out_shards]]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
     # With a checkpoint, ignore `start`: the checkpoint's weights replace the initial ones, and the folder `start`
     # may have changed.
     head = new_head(pair, replace(options, start="random") if checkpoint else options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
-    run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _empty_checkpoint(recipe))
+    run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _empty_checkpoint(recipe), deadline)
 
     def save() -> None:
         run.save([measure(head, check, MEASURED_DRAFTS - 1) for check in checks])
 
     if checkpoint is None:
         save()  # The log starts with the untrained head.
-    source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
+    source = Batches(rows, reader, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
-        while run.step < steps:
+        while run.done() < 1:
             bar.set_postfix(overlap=f"{run.update(next(source)):.3f}")
             bar.update(1)
-            if run.due() or run.step == steps:
+            if run.due():
                 save()
+    save()
     if layers:
         absorb(head, scale.mean, scale.deviation)
     head.save(out)
     return run.log
 
 
+def _held_out(rows: list[Row], reader: Reader) -> list[Batch]:
+    """Return some rows of a held-out shard that have scored tokens, as batches."""
+    rows = rows[:: max(1, len(rows) // CHECKED_ROWS)]
+    rows = [row for row in rows if row.scored[: reader.longest_row].any()]
+    return [reader(rows[first : first + ROWS_AT_ONCE]) for first in range(0, len(rows), ROWS_AT_ONCE)]
+
+
 def layers_read(settings: Settings) -> tuple[int, ...]:
     """Return the target's layers that the head reads, ascending."""
-    options = settings.train
-    if not options.reads_states or options.reads_layers is False:
-        return ()
-    return tuple(settings.corpus.layers if options.reads_layers is True else sorted(options.reads_layers))
+    return tuple(sorted(settings.train.reads_layers)) if settings.train.reads_states else ()
 
 
 def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
@@ -330,7 +347,7 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
     """Return the checkpoint of a killed run, or None; exit if that run had another recipe."""
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     other = state["log"]["options"]
     differing = sorted(name for name in {*other, *recipe} if other.get(name) != recipe.get(name))
     if differing:
@@ -343,7 +360,7 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
 
 def _empty_checkpoint(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the checkpoint of a run before its first step, without weights."""
-    return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
+    return {"step": 0, "seconds": 0.0, "timed": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
 
 
 class _Run:
@@ -357,8 +374,9 @@ class _Run:
         path: Path,
         steps: int,
         state: dict[str, Any],
+        deadline: float = math.inf,
     ) -> None:
-        """Start a run from a checkpoint `state`, or from `_empty_checkpoint`."""
+        """Start a run from a checkpoint `state`, or from `_empty_checkpoint`; `deadline` as in `train`."""
         self.head, self.options, self.scale, self.path, self.steps = head, options, scale, path, steps
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -369,28 +387,41 @@ class _Run:
             head.load_state_dict(state["head"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
         self.begun = self.saved = time.monotonic()
+        self.deadline, self._timed_before = deadline, state["timed"]
+
+    def done(self) -> float:
+        """Return the share of the run that is done: of its steps or of its time, whichever is larger."""
+        return max(self.step / self.steps, self._timed())
+
+    def _timed(self) -> float:
+        """Return the share of the run's time that is over, 0 without a deadline."""
+        passed, whole = time.monotonic() - self.begun, max(0.0, self.deadline - self.begun)
+        share = passed / whole if passed < whole else 1.0
+        return self._timed_before + (1 - self._timed_before) * share
 
     def update(self, batch: Batch) -> float:
         """Take one step of the optimiser and return the mean overlap at the first depth."""
         torch.manual_seed(self.step)
-        picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.share)
+        drawn = torch.rand(batch.ids.shape) < self.options.share
+        picked = batch.scored & to_device(drawn, batch.ids.device)
         head = self.head
         students = [states[picked] for states in depths(head, batch, self.options.own_states)]
         teacher = batch.states[picked][:, -head.config.hidden :]
         columns, sizes = pointed(head, batch, picked)
         raised = [head.pointer(student, sizes) for student in students]
-        with torch.no_grad():
-            weight, loss = head.body.lm_head.weight, LOSSES[self.options.loss]
-            overlaps, *gradients = pulls(students, teacher, weight, raised, columns, loss)
+        weight, loss = head.body.lm_head.weight, LOSSES[self.options.loss]
+        quality, *gradients = pulls(students, teacher, weight, raised, columns, loss)
         scaled = [gradient / len(students) for group in gradients for gradient in group]
         torch.autograd.backward([*students, *raised], scaled)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
-        rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup_steps)
+        warmup = self.options.warmup_steps
+        rate = self.options.learning_rate * schedule(self.step, warmup, self.done(), warmup / self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        overlaps: list[float] = quality.tolist()
         if self.step % 10 == 0 or self.step <= 10:
             self.log["overlap"].append([self.step, *(round(a, 4) for a in overlaps)])
         return overlaps[0]
@@ -408,6 +439,7 @@ class _Run:
             "optimizer": self.optimizer.state_dict(),
             "scale": (self.scale.mean, self.scale.deviation),
             "step": self.step,
+            "timed": self._timed(),
             "log": self.log,
             "seconds": seconds,
         }
@@ -417,9 +449,16 @@ class _Run:
         self.saved = time.monotonic()
 
 
-def schedule(step: int, steps: int, warmup: int) -> float:
-    """Return the factor of the learning rate: linear warm-up, then cosine decay to a twentieth."""
+def schedule(step: int, warmup: int, done: float, warm: float) -> float:
+    """Return the factor of the learning rate: linear warm-up, then cosine decay to a twentieth.
+
+    Args:
+        step: the number of steps taken.
+        warmup: the steps of the warm-up.
+        done: the share of the run that is done.
+        warm: the share of the run that is the warm-up.
+    """
     if step < warmup:
         return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+    decayed = max(0.0, done - warm) / max(1e-9, 1 - warm)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, decayed)))

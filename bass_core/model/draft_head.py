@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from kernels.reference.quantized import QuantizedWeight
 from kernels.support import is_accelerator
@@ -47,12 +47,14 @@ class HeadConfig:
         reads_states: whether the head reads the target's hidden states.
         reads_layers: layers of the target, ascending, whose states it reads besides the last state (HiddenStateTap
             in base.py).
+        qk_norm: whether queries and keys are normalised per head, as in Qwen3.
     """
 
     layers: int
     hidden: int
     reads_states: bool = True
     reads_layers: tuple[int, ...] = ()
+    qk_norm: bool = False
 
 
 class CompiledInputs(NamedTuple):
@@ -87,7 +89,7 @@ class CompiledInputs(NamedTuple):
 
 
 class DraftHead(nn.Module):
-    """A small Llama (`body`) on embeddings and states, whose output layer has `len(vocabulary)` rows.
+    """A small Llama or Qwen3 (`body`) on embeddings and states, whose output layer has `len(vocabulary)` rows.
 
     `project` maps the target's states of several layers to one state. The head's own states are not projected.
     """
@@ -133,9 +135,13 @@ class DraftHead(nn.Module):
         # vocab_size 1 for now: the output layer is replaced below, and random weights would take 0.2 s.
         fields = {**target_config.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-        for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
+        names = ("architectures", "model_type", "layer_types", "quantization_config", "dtype", "torch_dtype")
+        for name in names:
             fields.pop(name, None)
-        self.body = LlamaForCausalLM(LlamaConfig(**fields))
+        # Except for the norms of queries and keys, Qwen3 is a Llama.
+        self.body: Any = (
+            Qwen3ForCausalLM(Qwen3Config(**fields)) if config.qk_norm else LlamaForCausalLM(LlamaConfig(**fields))
+        )
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.register_buffer("columns", self._column_table(target_config.vocab_size), persistent=False)

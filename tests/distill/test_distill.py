@@ -24,22 +24,20 @@ from distill import corpus as corpus_module
 from distill import train as train_module
 from distill.__main__ import _changed, main
 from distill.ablation import ARMS, ablate, as_markdown
-from distill.batches import Batch, Batches, Row, Scale, collate, frequent_ids, load_rows, shifted
-from distill.corpus import shards, words_of, write_corpus, write_shard
+from distill.batches import Batch, Batches, Reader, Row, Scale, frequent_ids, load_rows, shifted
+from distill.corpus import Conversation, shards, words_of, write_corpus, write_shard
 from distill.duplicates import read_questions, without_test_questions
 from distill.evaluate import acceptance, cost_ratio, prompt_set
 from distill.prompts import Turn, conversations, evaluation_prompts
-from distill.train import LOSSES, depths, measure, new_head, pointed, pulls, train
+from distill.settings import NIGHT, load
+from distill.train import LOSSES, depths, measure, new_head, pointed, pulls, schedule, train
 from tests.support import ROOT
 from tests.support.models import byte_tokenizer, tiny
 
 from ..bass_core.model.test_pointer import by_hand
 
-# A Scale that changes nothing, for the states of two layers and the last hidden state, 64 entries each.
-AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
-
-def test_frequent_ids_and_batches_follow_from_the_rows(corpus):
+def test_frequent_ids_and_batches_follow_from_the_rows(pair, corpus):
     rows = load_rows(shards(corpus))
     seen = Counter(
         token
@@ -51,20 +49,21 @@ def test_frequent_ids_and_batches_follow_from_the_rows(corpus):
     assert ids == sorted(ids) and len(ids) == 10 and 255 in ids
     left_out = max(count for token, count in seen.items() if token not in ids)
     assert all(seen[token] >= left_out for token in set(ids) - {255})
-    batch = collate(rows[:3], AS_IT_IS, 128)
+    batch = Reader(pair, (), 128)(rows[:3])
     cut = min(len(rows[0]), 128)
+    assert torch.equal(batch.ids[0, :cut], rows[0].tokens[:cut]) and not batch.ids[0, cut:].any()
     assert torch.equal(batch.scored[0, :cut], rows[0].scored[:cut]) and not batch.scored[0, cut:].any()
     before = shifted(batch.states)
-    assert torch.equal(before[0, 1:cut], rows[0].states(cut - 1).float()) and not before[:, 0].any()
+    assert torch.equal(before[:, 1:], batch.states[:, :-1]) and not before[:, 0].any()
 
 
-def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(corpus):
+def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(pair, corpus):
     rows = load_rows(shards(corpus))
     # Rows are cut to `longest` tokens. The row whose first answer begins last then has no answer, and is left out.
     longest = max(int(row.scored.nonzero()[0]) for row in rows)
-    source = Batches(rows, AS_IT_IS, longest, 512, 7)
+    source = Batches(rows, Reader(pair, (), longest), 512, 7)
     assert all(row.scored[:longest].any() for row in source.rows) and 1 < len(source.rows) < len(rows)
-    first, second = source._epoch(0), source._epoch(1)
+    first, second = source.epoch(0), source.epoch(1)
     for epoch in (first, second):
         assert sorted(row for batch in epoch for row in batch) == list(range(len(source.rows)))
         for batch in epoch:
@@ -77,8 +76,8 @@ def test_an_epoch_has_every_row_and_batches_can_start_at_any_step(corpus):
 
 def test_later_drafts_are_trained_on_the_head_s_own_states(pair, settings, corpus):
     """At depth d, position t sees the target's states up to position t - d, and states of the head after that."""
-    batch = collate(load_rows(shards(corpus))[:1], AS_IT_IS, 48)
-    head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
+    batch = Reader(pair, (0, 1), 48)(load_rows(shards(corpus), (0, 1))[:1])
+    head = new_head(pair, settings.train, torch.arange(128), (0, 1)).eval()
     torch.nn.init.normal_(head.project.bias)
     with torch.no_grad():
         states = depths(head, batch, 2)
@@ -99,9 +98,6 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
     assert log["overlap"][-1][1] > 1.1 * log["overlap"][0][1]
     whole = load_draft_head(tmp_path / "whole", pair.target)
 
-    class Killed(Exception):
-        pass
-
     real = train_module._Run.update
 
     def until(last):
@@ -121,34 +117,112 @@ def test_training_raises_the_overlap_and_a_killed_run_resumes(pair, settings, co
     monkeypatch.setattr(train_module._Run, "update", real)
     log = train(pair, settings, corpus, tmp_path / "killed", 24)
     assert [entry["step"] for entry in log["held_out"]] == [0, 10, 24]
+    more = train(pair, settings, corpus, tmp_path / "whole", 25)
+    assert [entry["step"] for entry in more["held_out"]] == [0, 24, 25], "a run can get more steps"
     again = load_draft_head(tmp_path / "killed", pair.target)
     for name, value in whole.own_weights().items():
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
 
 
-def test_mismatched_corpora_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
-    """For example a corpus or checkpoint with states of other layers, or a start from a head of another shape."""
-    other = replace(settings, train=replace(settings.train, reads_layers=[0, 2]))
-    with pytest.raises(SystemExit, match=r"has layers \[0, 1\] of the target, and the head reads \[0, 2\]"):
-        train(pair, other, corpus, tmp_path / "none", 2)
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, tmp_path, monkeypatch, capsys):
+    small = replace(settings, corpus=replace(settings.corpus, layers=None))
+    monkeypatch.setattr("distill.__main__.load", lambda path: small if path == NIGHT else None)
+    monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
+    write, update = corpus_module.write_shard, train_module._Run.update
+
+    def night(*more):
+        command = ["distill", "night", "--work", str(tmp_path), "--tokens", "180", "--steps", "9", *more]
+        monkeypatch.setattr(sys, "argv", command)
+        main()
+        return json.loads((tmp_path / "head" / "log.json").read_text())["held_out"]
+
+    def write_one(pair, settings, number):
+        if number:
+            raise Killed
+        return write(pair, settings, number)
+
+    def update_some(run, batch):
+        if run.step == 4:
+            raise Killed
+        overlap = update(run, batch)
+        if run.step == 3:
+            run.save([])
+        return overlap
+
+    monkeypatch.setattr(corpus_module, "write_shard", write_one)
+    with pytest.raises(Killed):
+        night()
+    monkeypatch.setattr(corpus_module, "write_shard", write)
+    monkeypatch.setattr(train_module._Run, "update", update_some)
+    with pytest.raises(Killed):
+        night()
+    monkeypatch.setattr(corpus_module, "write_shard", None)
+    monkeypatch.setattr(train_module._Run, "update", update)
+    assert [entry["step"] for entry in night()] == [0, 3, 9]
+    texts = shards(tmp_path / "corpus")
+    assert [path.read_bytes() for path in texts] == [path.read_bytes() for path in shards(ids_only)]
+    out = capsys.readouterr().out
+    assert f"evaluate --drafters model --temperatures 0 0.7 --lengths 3 --draft {tmp_path / 'head'}" in out
+    assert [entry["step"] for entry in night("--minutes", "0")] == [0, 3, 9], "a trained head is left alone"
+
+
+def test_night_ends_in_time_with_a_head(pair, settings, tmp_path, monkeypatch):
+    """Without time left it writes nothing, and makes a head of what has been trained."""
+    small = replace(settings, corpus=replace(settings.corpus, layers=None))
+    monkeypatch.setattr("distill.__main__.load", lambda path: small)
+    monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
+    write_corpus(pair, small, tmp_path / "corpus", 180)
+    written = shards(tmp_path / "corpus")
+    monkeypatch.setattr(sys, "argv", ["distill", "night", "--work", str(tmp_path), "--minutes", "0"])
+    monkeypatch.setattr(train_module._Run, "update", None)
+    main()
+    assert shards(tmp_path / "corpus") == written
+    assert load_draft_head(tmp_path / "head", pair.target).config.reads_layers == (0, 1)
+
+
+def test_the_share_that_is_done_follows_steps_or_time(pair, settings, tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(train_module.time, "monotonic", lambda: now)
+    head = new_head(pair, settings.train, torch.arange(128), ())
+    scale, state = Scale(torch.zeros(64), torch.ones(64)), train_module._empty_checkpoint({})
+
+    def run(steps, deadline, before):
+        return train_module._Run(head, settings.train, scale, tmp_path / "x", steps, {**state, **before}, deadline)
+
+    timed, resumed = run(10**9, 1100.0, {}), run(10**9, 1100.0, {"timed": 0.4})
+    stepped, late = run(10, math.inf, {"step": 8}), run(10, 900.0, {})
+    now = 1050.0
+    assert [each.done() for each in (timed, resumed, stepped, late)] == [0.5, 0.7, 0.8, 1.0]
+    now = 1101.0
+    assert [each.done() for each in (timed, resumed, stepped)] == [1.0, 1.0, 0.8]
+    assert [schedule(step, 4, step / 20, 4 / 20) for step in (0, 3, 4, 12, 20)] == pytest.approx(
+        [0.25, 1, 1, 0.525, 0.05]
+    )
+    assert schedule(9, 4, 1.0, 0.0) == pytest.approx(0.05), "at the deadline"
+
+
+def test_mismatched_checkpoints_and_starts_are_refused(pair, settings, corpus, tmp_path):
+    """For example a checkpoint of a head that reads other layers, or a start from a head of another shape."""
     train(pair, settings, corpus, tmp_path / "first", 1)
-    fewer = replace(settings, corpus=replace(settings.corpus, layers=[1]))
-    write_corpus(pair, fewer, tmp_path / "fewer", 180)
-    blind = replace(settings, train=replace(settings.train, reads_layers=False))
-    for other, texts in ((fewer, tmp_path / "fewer"), (blind, corpus)):
+    for layers in ([1], []):
+        other = replace(settings, train=replace(settings.train, reads_layers=layers))
         with pytest.raises(SystemExit, match="choose another --name"):
-            train(pair, other, texts, tmp_path / "first", 2)
+            train(pair, other, corpus, tmp_path / "first", 2)
     with pytest.raises(SystemExit, match=r"other settings \(questions\)"):
         train(pair, settings, corpus, tmp_path / "first", 1, ["Name the longest river of Asia."])
     with pytest.raises(SystemExit, match="loss must be one of log, variation"):
         train(pair, replace(settings, train=replace(settings.train, loss="kl")), corpus, tmp_path / "none", 1)
-    for changes in ({"reads_states": False}, {"reads_layers": False}, {"reads_layers": [1]}):
+    for changes in ({"reads_states": False}, {"reads_layers": []}, {"reads_layers": [1]}, {"qk_norm": True}):
         started = replace(settings.train, start=str(tmp_path / "first"), **changes)
         with pytest.raises(SystemExit, match="start from another head"):
             train(pair, replace(settings, train=started), corpus, tmp_path / "second", 1)
 
 
-@pytest.mark.parametrize("changes", [{"reads_layers": False}, {"reads_states": False}])
+@pytest.mark.parametrize("changes", [{"reads_layers": []}, {"reads_states": False}])
 def test_a_head_without_layers_or_states_can_be_trained(pair, settings, corpus, tmp_path, changes):
     less = replace(settings, train=replace(settings.train, **changes))
     log = train(pair, less, corpus, tmp_path, 12)
@@ -160,9 +234,9 @@ def test_saving_folds_the_scale_into_the_head_and_starting_takes_it_out(pair, se
     log = train(pair, settings, corpus, tmp_path / "first", 12)
     head = load_draft_head(tmp_path / "first", pair.target).float()
     assert head.project.weight[:, :128].abs().max() > 0
-    rows = load_rows(shards(corpus)[:1])
+    rows = load_rows(shards(corpus)[:1], (0, 1))
     for measured, logged in zip(
-        measure(head, [collate([row], AS_IT_IS, 128) for row in rows], 2),
+        measure(head, [Reader(pair, (0, 1), 128)(rows)], 2),
         log["held_out"][-1]["shards"][0],
         strict=True,
     ):
@@ -176,12 +250,12 @@ def test_saving_folds_the_scale_into_the_head_and_starting_takes_it_out(pair, se
 
 def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path):
     """Before its first step the new head drafts like the trained one, despite more tokens and added layers."""
-    first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
+    first = replace(settings, train=replace(settings.train, reads_layers=[], vocabulary=100))
     train(pair, first, corpus, tmp_path / "first", 6)
     trained = load_draft_head(tmp_path / "first", pair.target)
     start = replace(settings.train, start=str(tmp_path / "first"))
-    head = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers)).eval()
-    batch = collate(load_rows(shards(corpus))[:2], AS_IT_IS, 64)
+    head = new_head(pair, start, torch.arange(128), (0, 1)).eval()
+    batch = Reader(pair, (0, 1), 64)(load_rows(shards(corpus), (0, 1))[:2])
     with torch.no_grad():
         for drafted, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
             torch.testing.assert_close(drafted, expected)
@@ -191,7 +265,7 @@ def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path
     deeper = new_head(pair, replace(start, layers=2), torch.arange(128), (0, 1)).eval()
     one = load_draft_head(tmp_path / "one", pair.target)
     assert one.config.reads_layers == (1,) and one.project.weight[:, :64].any()
-    less = collate(load_rows(shards(corpus), (1,))[:2], Scale(torch.zeros(128), torch.ones(128)), 64)
+    less = Reader(pair, (1,), 64)(load_rows(shards(corpus), (1,))[:2])
     assert torch.equal(less.states, batch.states[..., 64:])
     with torch.no_grad():
         for drafted, expected in zip(depths(deeper, batch, 1), depths(one, less, 1), strict=True):
@@ -201,7 +275,7 @@ def test_training_can_start_from_a_trained_head(pair, settings, corpus, tmp_path
     save_file({name: weight for name, weight in load_file(weights).items() if "pointer" not in name}, weights)
     config = weights.with_name("config.json")
     config.write_text(json.dumps({"draft_head": json.loads(config.read_text())["draft_head"]}))
-    older = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers))
+    older = new_head(pair, start, torch.arange(128), (0, 1))
     assert torch.equal(older.pointer.by_size, Pointer(64).by_size), "one without a pointer gets a new one"
 
 
@@ -221,6 +295,10 @@ def test_pointers_in_training_equal_those_found_by_hand(pair, settings):
     assert set(columns.tolist()) == {-1, 0, 1}
 
 
+def test_the_settings_of_the_night_store_no_states():
+    assert load(NIGHT).corpus.layers is None and load().corpus.layers == load(NIGHT).train.reads_layers
+
+
 def test_the_command_line_overrides_settings(settings):
     assignments = ["loss=variation", "start=target", "reads_layers=[1]", "share=0.25"]
     changed = _changed(settings, Namespace(set=assignments))
@@ -238,7 +316,7 @@ def test_conversations_that_resemble_a_test_question_are_left_out(pair, tmp_path
     def row(prompt, answer):
         ids = [pair.tokenizer(part, add_special_tokens=False).input_ids for part in (prompt, answer)]
         scored = torch.tensor([False] * (len(ids[0]) - 1) + [True] * len(ids[1]) + [False])
-        return Row(torch.tensor([*ids[0], *ids[1]]), scored, None, 0)
+        return Row(torch.tensor([*ids[0], *ids[1]]), scored)
 
     same = row("Riddle: I HAVE 7 sisters, and each of them has 11 brothers. How many?", "5")
     short = row("Please name the longest river", "The Nile")
@@ -368,19 +446,65 @@ def answers(scored):
     return [slice(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def test_a_shard_has_the_target_s_answers_and_states(pair, settings, corpus):
+@pytest.mark.parametrize("layers", [(0, 1), (1,), ()])
+def test_states_that_are_computed_equal_stored_ones(pair, corpus, ids_only, layers):
+    stored, without = (load_rows(shards(folder), layers)[:4] for folder in (corpus, ids_only))
+    assert all(row.stored for row in stored) and not any(row.stored for row in without)
+    reader = Reader(pair, layers, 250)
+    read, computed = reader(stored), reader(without)
+    assert not pair.target_step.readout.layers, "a batch leaves the pair as it was"
+    assert torch.equal(read.ids, computed.ids) and torch.equal(read.scored, computed.scored)
+    lengths = [min(len(row), 250) for row in without]
+    assert len(set(lengths)) > 1 and computed.states.dtype == torch.float32
+    for row, (length, states) in enumerate(zip(lengths, computed.states, strict=True)):
+        whole = pair.target(computed.ids[row : row + 1, :length], output_hidden_states=True).hidden_states
+        streams = [F.rms_norm(whole[layer][0], (64,), eps=1e-6) for layer in layers]
+        expected = torch.cat((*streams, whole[-1][0]), dim=-1)
+        torch.testing.assert_close(states[:length], expected, atol=2e-5, rtol=1e-5)
+        # A shard has no state at the last token of a row, which is not needed.
+        last, at = states[: length - 1], read.states[row, : length - 1]
+        torch.testing.assert_close(at[:, -64:], last[:, -64:], atol=5e-3, rtol=5e-3)
+        torch.testing.assert_close(at[:, :-64], last[:, :-64], atol=5e-3, rtol=2**-4)
+    scale = Scale(torch.full_like(read.states[0, 0], 3.0), torch.full_like(read.states[0, 0], 0.5))
+    for rows, plain in ((stored, read), (without, computed)):
+        scaled = replace(reader, scale=scale)(rows)
+        torch.testing.assert_close(scaled.states, 2 * (plain.states - 3))
+
+
+def test_a_shard_without_states_holds_ids_and_bits(pair, settings, ids_only, monkeypatch):
+    """Ids take 16 bits, or 32 if one needs them."""
+    shard = load_file(shards(ids_only)[0])
+    assert {name: part.dtype for name, part in shard.items()} == {
+        "tokens": torch.uint16,
+        "scored": torch.uint8,
+        "starts": torch.int64,
+    }
+    assert len(shard["scored"]) == -(-len(shard["tokens"]) // 8)
+    large = replace(settings.corpus, layers=None)
+    monkeypatch.setattr(
+        corpus_module.Writer, "write", lambda writer, turns: [Conversation([7, 70_000], [False, True])]
+    )
+    shard = write_shard(pair, replace(settings, corpus=large), 0)
+    assert shard["tokens"].tolist() == [7, 70_000] and shard["tokens"].dtype == torch.int32
+
+
+def test_layers_that_the_corpus_lacks_are_computed(pair, settings, corpus, ids_only, tmp_path):
+    write_corpus(pair, replace(settings, corpus=replace(settings.corpus, layers=[1])), tmp_path, 1)
+    one, both, none = (load_rows(shards(folder)[:1], (0, 1)) for folder in (tmp_path, corpus, ids_only))
+    assert both[0].stored and not one[0].stored and load_rows(shards(tmp_path), (1,))[0].stored
+    reader = Reader(pair, (0, 1), 60)
+    for rows in (one[:2], [both[0], none[1]]):
+        assert torch.equal(reader(rows).states, reader(none[:2]).states)
+
+
+def test_a_shard_has_the_target_s_answers(pair, settings, corpus):
     assert not pair.target_step.readout.layers, "a shard leaves the pair as it was"
     tokenizer, most, turns = pair.tokenizer, settings.corpus.max_new_tokens, 0
     for number, path in enumerate(shards(corpus)):
         temperature = settings.corpus.temperatures[number % len(settings.corpus.temperatures)]
         for row in load_rows([path]):
-            states = row.states(len(row))
-            whole = pair.target(row.tokens[None], output_hidden_states=True)
-            streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
-            expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
-            torch.testing.assert_close(states[:-1, -64:].float(), expected[:, -64:], atol=5e-3, rtol=5e-3)
-            torch.testing.assert_close(states[:-1, :-64].float(), expected[:, :-64], atol=5e-3, rtol=2**-4)
-            assert not states[-1].any() and not row.scored[-1]
+            whole = pair.target(row.tokens[None])
+            assert not row.scored[-1]
             parts = answers(row.scored)
             turns += len(parts)
             for part in parts:
@@ -503,12 +627,11 @@ def test_processes_can_share_a_corpus_folder(pair, settings, corpus, tmp_path):
 
 @pytest.mark.parametrize("name", ["log", "variation"])
 def test_gradients_equal_autograd_of_the_loss(monkeypatch, name):
-    monkeypatch.setattr(train_module, "POSITIONS_AT_ONCE", 16)
+    monkeypatch.setitem(train_module.POSITIONS_AT_ONCE, "cpu", 16)
     students = [torch.randn(50, 8, requires_grad=True) for _ in range(2)]
     teacher, rows = torch.randn(50, 8), torch.randn(30, 8)
     raised, columns = [torch.randn(50, requires_grad=True) for _ in range(2)], torch.randint(-1, 30, (50,))
-    with torch.no_grad():
-        overlaps, gradients, lifts = pulls(students, teacher, rows, raised, columns, LOSSES[name])
+    overlaps, gradients, lifts = pulls(students, teacher, rows, raised, columns, LOSSES[name])
     p = (teacher @ rows.t()).softmax(-1)
     points = F.one_hot(columns.clamp(min=0), 30) * (columns >= 0)[:, None]
     assert (columns < 0).any()
@@ -517,7 +640,7 @@ def test_gradients_equal_autograd_of_the_loss(monkeypatch, name):
     ):
         q = (student @ rows.t() + lift[:, None] * points).softmax(-1)
         overlap = torch.minimum(p, q).sum(-1)
-        assert mean_overlap == pytest.approx(overlap.mean().item(), abs=1e-5)
+        assert mean_overlap.item() == pytest.approx(overlap.mean().item(), abs=1e-5)
         divergence = (p * (p / q).log()).sum(-1)
         losses = {
             "log": divergence - overlap.log(),
@@ -527,4 +650,5 @@ def test_gradients_equal_autograd_of_the_loss(monkeypatch, name):
         for gradient, expected in zip(pair_gradients, torch.autograd.grad(loss, (student, lift)), strict=True):
             torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
     nowhere = torch.full_like(columns, -1)
-    assert pulls([teacher], teacher, rows, raised[:1], nowhere, LOSSES[name])[0][0] == pytest.approx(1, abs=1e-5)
+    alike, *_ = pulls([teacher], teacher, rows, raised[:1], nowhere, LOSSES[name])
+    assert alike.item() == pytest.approx(1, abs=1e-5)

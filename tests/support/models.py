@@ -123,10 +123,11 @@ def tiny_head(
     reads_layers: tuple[int, ...] = (),
     size: int = 40,
     seed: int = 5,
+    qk_norm: bool = False,
 ) -> DraftHead:
     """Return an untrained head over `size` of the target's tokens. Some drafts are right, so that rows diverge."""
     torch.manual_seed(seed)
-    config = HeadConfig(layers, target.config.hidden_size, reads_states, reads_layers)
+    config = HeadConfig(layers, target.config.hidden_size, reads_states, reads_layers, qk_norm)
     head = DraftHead(target, config, torch.randperm(target.config.vocab_size)[:size].sort().values)
     with torch.no_grad():
         head.fuse.weight.normal_(std=0.2)
@@ -134,6 +135,9 @@ def tiny_head(
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
         head.pointer.weight.normal_(std=0.05)
+        for name, weight in head.body.named_parameters():
+            if "q_norm" in name or "k_norm" in name:
+                weight.normal_(1.0, 0.3)
     return head.eval().requires_grad_(False)
 
 

@@ -45,12 +45,20 @@ def pair():
 
 
 @pytest.mark.parametrize(
-    "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
+    "layers, reads_states, reads_layers, qk_norm",
+    [
+        (1, True, (), False),
+        (2, True, (0, 1), False),
+        (1, True, (1,), False),
+        (1, False, (), False),
+        (2, True, (0,), True),
+    ],
 )
-def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_layers):
+def test_proposals_equal_those_of_an_uncached_head(layers, reads_states, reads_layers, qk_norm):
     """The uncached pass reads the target's states at accepted tokens and the head's own states at drafts."""
     target = tiny("llama")
-    head = tiny_head(target, layers, reads_states, reads_layers)
+    head = tiny_head(target, layers, reads_states, reads_layers, qk_norm=qk_norm)
+    assert any("q_norm" in name for name in head.own_weights()) == qk_norm
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
@@ -187,13 +195,16 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 
 
 @pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype, qk_norm", [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
+)
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
-def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, params, confidence):
+def test_one_call_drafts_the_same_chain_as_level_by_level(dtype, qk_norm, params, confidence):
     """Both ways give the same drafts, distributions and stops bit for bit, also across the end of a segment."""
     target = tiny("llama").to(dtype)
-    pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
+    head = tiny_head(target, layers=2, reads_layers=(0,), size=70, qk_norm=qk_norm)
+    pair = ModelPair(target, head.to(dtype))
     assert isinstance(pair.draft, DraftHead)
     texts = [prompts(1)[0] * 40, prompts(2)[1], prompts(3)[2] * 30]
     results = {}
