@@ -161,17 +161,19 @@ def test_ctrl_c_ends_the_start_without_a_traceback(place: str, monkeypatch: pyte
     assert gc.isenabled()
 
 
-def test_the_garbage_of_the_start_is_freed() -> None:
+def test_the_garbage_of_the_start_is_freed_and_threads_switch_soon() -> None:
     class Ring:
         def __init__(self) -> None:
             self.me = self
 
     gc.disable()
-    garbage = weakref.ref(Ring())
+    garbage, interval = weakref.ref(Ring()), sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
     try:
         app.announce("a pair", ("here", None))
-        assert garbage() is None and gc.isenabled()
+        assert garbage() is None and gc.isenabled() and sys.getswitchinterval() < 0.001
     finally:
+        sys.setswitchinterval(interval)
         gc.unfreeze()
         gc.enable()
 

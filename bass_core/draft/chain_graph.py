@@ -28,7 +28,7 @@ from ..model.static_step import CapturedStep, Padded, RoundInputs
 from ..sample.noise import NoiseKeys, Role, RowKeys
 from ..sample.params import SamplingParams
 from ..verify.tree_shape import TreeShape
-from .base import Proposal, listed
+from .base import Drafter, Proposal, listed
 from .chain import ChainSampler, Level, Levels
 from .tree import TreePlanner
 from .tree_graph import full_tree, grow, proposal_of, spread
@@ -299,6 +299,25 @@ class ChainGraphs:
         for width in self.model.widths:
             unread = [[0] * width] * rows
             self.replay(levels, zeros, unread, zeros, keys, unread if self.model.reads_states else None)
+
+
+class GraphDrafter(Drafter):
+    """A drafter whose graphs can draft a round ahead (`propose_again`).
+
+    Attributes:
+        _graphs: its graphs, made by `start`.
+        _newest: the last proposal that they made.
+    """
+
+    can_advance = True
+    _graphs: ChainGraphs
+    _newest: Proposal | None = None
+
+    def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
+        self._graphs.repeat(packed)
+        self.calls += proposal.width
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
 
 
 def _advance(inputs: RoundInputs, accepted: Tensor, newest: Tensor, drafts: Tensor) -> None:

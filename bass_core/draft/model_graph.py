@@ -13,17 +13,14 @@ from ..sample.shaping import Shaper
 from ..sequence import Sequence
 from .base import Proposal
 from .chain import Levels
-from .chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
+from .chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains, GraphDrafter
 from .model import ModelDrafter
 
 
-class CapturedModelDrafter(ModelDrafter):
+class CapturedModelDrafter(GraphDrafter, ModelDrafter):
     """A ModelDrafter over a runner that captures. Rounds that one graph can't hold are drafted level by level."""
 
     runner: GraphRunner
-    can_advance = True
-    # The last proposal that a graph made.
-    _newest: Proposal | None = None
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         runner, params, self._in_graph = self.runner, self.params, False
@@ -76,12 +73,6 @@ class CapturedModelDrafter(ModelDrafter):
         if proposal is not self._newest or longest > self.runner.model.context:
             return False
         return self._graphs.repeats([len(row.tokens) for row in rows], proposal.width + 1)
-
-    def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
-        self._graphs.repeat(packed)
-        self.calls += proposal.width
-        self.drafted += sum(proposal.num_drafted)
-        return proposal
 
     def on_repeated(self, rows: list[Sequence]) -> None:
         for r, row in enumerate(rows):

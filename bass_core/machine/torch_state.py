@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ class _Settings(NamedTuple):
 
     dtype: torch.dtype
     precision: str | None
-    precisions: list[str]
+    precisions: tuple[str, ...]
 
 
 _MODULES: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cuda)
@@ -46,7 +47,7 @@ _open: dict[object, _Settings] = {}
 
 
 def _current() -> _Settings:
-    precisions = [matmul.fp32_precision for matmul in _BACKENDS] if _PER_DEVICE else []
+    precisions = tuple(matmul.fp32_precision for matmul in _BACKENDS) if _PER_DEVICE else ()
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -54,12 +55,15 @@ def _current() -> _Settings:
     return _Settings(torch.get_default_dtype(), precision, precisions)
 
 
+@cache
 def _ours(before: _Settings) -> _Settings:
-    precisions = [name if name in _FULL_PRECISION else "ieee" for name in before.precisions]
+    precisions = tuple(name if name in _FULL_PRECISION else "ieee" for name in before.precisions)
     return _Settings(torch.float32, before.precision and "highest", precisions)
 
 
 def _change(before: _Settings, after: _Settings) -> None:
+    if after == before:
+        return
     if after.dtype != before.dtype:
         torch.set_default_dtype(after.dtype)
     if after[1:] == before[1:]:

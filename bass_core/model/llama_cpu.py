@@ -99,18 +99,14 @@ class LlamaCompiled(CausalModel):
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
         rows, width = batch.tokens.shape[:2]
         cache.check_room(batch.lengths, width)
-        counts = (
-            np.full(rows, width, np.int64)
-            if batch.counts is None
-            else np.minimum(batch.counts, width, dtype=np.int64)
-        )
-        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum(dtype=np.int64)))
+        counts = [width] * rows if batch.counts is None else [min(count, width) for count in batch.counts]
+        firsts = np.cumsum([0, *counts])
         ids, real = batch.tokens.flatten(0, 1), None
-        if firsts[-1] < len(ids):
-            real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
+        if sum(counts) < rows * width:
+            real = torch.from_numpy(np.flatnonzero(np.arange(width) < np.array(counts)[:, None]))
             ids = ids.index_select(0, real)
         x = self._embedded(ids)
-        logit_rows = np.arange(len(x), dtype=np.int64)
+        logit_rows = np.arange(len(x))
         if batch.wanted_columns is not None:
             logit_rows = firsts[:-1] + np.array(batch.wanted_columns, np.int64)
         logits, last, streams = self.packed.run(
@@ -185,10 +181,10 @@ def _window_starts(batch: ForwardBatch) -> Any:
     return np.array([window_start(length, batch.window) for length in batch.lengths], np.int64)
 
 
-def _tree(batch: ForwardBatch, counts: Any) -> Tree:
+def _tree(batch: ForwardBatch, counts: list[int]) -> Tree:
     tree = batch.tree
     assert tree is not None and batch.window is None
-    real = np.arange(batch.tokens.shape[1]) < counts[:, None]
+    real = np.arange(batch.tokens.shape[1]) < np.array(counts)[:, None]
     bases = np.array(batch.lengths, np.int64) - np.array(tree.before, np.int64)
     return Tree(bases, np.array(tree.sees, np.int64)[real], np.array(tree.depths, np.int64)[real])
 

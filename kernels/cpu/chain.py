@@ -125,13 +125,12 @@ class Drafted:
     @property
     def counts(self) -> list[int]:
         """Return the number of drafts of each row."""
-        counts: list[int] = (self.alive & HAS_DRAFT).sum(0).tolist()
-        return counts
+        return [sum(bits & HAS_DRAFT for bits in row) for row in self.alive.T.tolist()]
 
     @property
     def forwards(self) -> int:
         """Return the number of forwards that the chain took."""
-        return 1 + int((self.alive[:-1] & GOES_ON).any(1).sum())
+        return 1 + sum(max(level) >= GOES_ON for level in self.alive[:-1].tolist())
 
 
 class DrawSettings(NamedTuple):

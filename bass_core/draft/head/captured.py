@@ -15,13 +15,13 @@ from ...sample.noise import NoiseKeys, RowKeys
 from ...sequence import Sequence
 from ..base import CommittedStates, Proposal
 from ..chain import Levels
-from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains
+from ..chain_graph import MAX_UNREAD, ChainGraphs, ChainInput, GraphChains, GraphDrafter
 from .chain import HeadDrafter, head_levels
 from .states import UnreadStates
 from .texts import add_pointer, last_tokens
 
 
-class CapturedHeadDrafter(HeadDrafter):
+class CapturedHeadDrafter(GraphDrafter, HeadDrafter):
     """A HeadDrafter over a runner that captures.
 
     The target's states of a round stay on the device (UnreadStates), where the next graph reads them. The host
@@ -29,9 +29,6 @@ class CapturedHeadDrafter(HeadDrafter):
     """
 
     runner: GraphRunner
-    can_advance = True
-    # The last proposal that a graph made.
-    _newest: Proposal | None = None
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         head, runner = self.head, self.runner
@@ -109,10 +106,7 @@ class CapturedHeadDrafter(HeadDrafter):
     def propose_again(self, proposal: Proposal, packed: Tensor, states: Tensor | None) -> Proposal:
         assert states is not None
         self.unread.states[: len(states), : states.shape[1]].copy_(states)
-        self._graphs.repeat(packed)
-        self.calls += proposal.width
-        self.drafted += sum(proposal.num_drafted)
-        return proposal
+        return super().propose_again(proposal, packed, states)
 
     def on_repeated(self, rows: list[Sequence]) -> None:
         for r, row in enumerate(rows):

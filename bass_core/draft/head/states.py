@@ -55,10 +55,7 @@ class SettledStates:
 
     def take(self, counts: list[int]) -> list[list[Tensor]]:
         """Remove and return the states for the next counts[r] tokens of each row, in pieces as observed."""
-        pieces = [self.next(r, count) for r, count in enumerate(counts)]
-        for r, count in enumerate(counts):
-            self.skip(r, count)
-        return pieces
+        return [self._take(r, count) for r, count in enumerate(counts)]
 
     def padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
         """Return the finished states [B, max(counts), hidden] of pieces from `take` or `next`, then zeros."""
@@ -77,9 +74,7 @@ class SettledStates:
 
     def skip(self, row: int, count: int) -> None:
         """Drop the states for a row's next `count` tokens, which the head was fed in another row."""
-        rest = _split(self._waiting[row], count)[1]
-        # Copy a part of a piece, because it would keep the memory of the whole piece: that of all rows' prompts.
-        self._waiting[row] = [rest[0].clone(), *rest[1:]] if count and rest else rest
+        self._take(row, count)
 
     def rewind(self, row: int, count: int) -> None:
         """Keep only a row's first `count` unread states, because the tokens after them were rolled back."""
@@ -88,6 +83,12 @@ class SettledStates:
     def move_row(self, source: int, target: int) -> None:
         """Let row `source` take the place of row `target`."""
         self._waiting[target] = self._waiting[source]
+
+    def _take(self, row: int, count: int) -> list[Tensor]:
+        first, rest = _split(self._waiting[row], count)
+        # Copy a part of a piece, because it would keep the memory of the whole piece: that of all rows' prompts.
+        self._waiting[row] = [rest[0].clone(), *rest[1:]] if count and rest else rest
+        return first
 
     def _finish_all(self, pieces: list[Tensor]) -> list[Tensor]:
         """Return the pieces with all raw ones finished, in one call."""
@@ -103,12 +104,14 @@ def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor
     """Return the first `count` states of a row, and the states after them."""
     first, rest = list[Tensor](), list[Tensor]()
     for piece in waiting:
-        few = min(count, len(piece))
+        # A tensor's len() takes several times as long.
+        size = piece.shape[0]
+        few = min(count, size)
         count -= few
-        if 0 < few < len(piece):
+        if 0 < few < size:
             first.append(piece[:few])
             rest.append(piece[few:])
-        elif len(piece):
+        elif size:
             (first if few else rest).append(piece)
     assert count == 0, "each slot has the state before it"
     return first, rest
