@@ -154,6 +154,41 @@ def test_the_screen_fits_a_race_plays_a_recording_and_does_not_shift(context: Br
         expect(page.locator("#status-line .message")).not_to_have_attribute("data-phase", "done")
 
 
+def test_no_verdict_or_sentence_moves_the_lanes_of_a_phone(film: Page) -> None:
+    film.set_viewport_size({"width": 390, "height": 844})
+    film.wait_for_function(FRAME)
+    tops = film.evaluate(
+        """(texts) => texts.map(([head, said]) => {
+      document.querySelector(".verdict-head").textContent = head;
+      document.querySelector(".said").textContent = said;
+      return document.querySelector(".lane-grid").getBoundingClientRect().top;
+    })""",
+        [
+            ["BASS was fastest: 2.8 times as fast as Regular.", "Same text, 2.8 times as fast."],
+            [
+                "BASS and Speculative were level, ahead of Regular: the difference of 13 % may be chance.",
+                "The question is read. Three decoders of one model begin to answer.",
+            ],
+        ],
+    )
+    assert tops[0] == tops[1]
+
+
+def test_charts_in_view_wait_for_the_end_of_the_opening(context: BrowserContext, shelf: str) -> None:
+    with watching(context, shelf) as watch:
+        page = watch.page
+        page.goto(shelf)
+        page.wait_for_function("() => window.Bass?.plots?.address && Bass.tape.state.playing")
+        page.locator("[data-chart=race]").scroll_into_view_if_needed()
+        expect(page.get_by_text("The charts are drawn once the opening or the race has ended.")).to_be_visible()
+        # The opening waits out of sight too.
+        page.wait_for_function("() => !Bass.tape.state.playing")
+        assert not page.evaluate("() => Boolean(window.Plotly)")
+        page.get_by_role("button", name="Draw them now").click()
+        page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
+        expect(page.locator(".opening")).to_be_hidden()
+
+
 def _above_the_fold(page: Page) -> None:
     for width, height in WIDE:
         page.set_viewport_size({"width": width, "height": height})

@@ -91,7 +91,8 @@ def pieces(
         "replay": replay,
     }
     mounts = ", ".join(f"{part.name}: (element, props, server) => {{ {part.script}; }}" for part in parts)
-    script = assets.loading(f"Bass.raise({{ {mounts} }})")
+    # In a new task, because the one that runs the scripts is long enough.
+    script = assets.loading(f"setTimeout(() => Bass.raise({{ {mounts} }}))")
     # "<" could end the element.
     document = json.dumps(stage, separators=(",", ":")).replace("<", "\\u003c")
     sheet = (assets.STATIC / assets.STAGE_STYLE).read_text(encoding="utf-8")

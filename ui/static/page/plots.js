@@ -1,9 +1,9 @@
 /* Common code of all plots: colours and font size from the stylesheet, axes, and loading of Plotly.
    - `react` draws a plot. It preserves zoom, hidden lines and the hover box, and shows "n/a" if there is nothing to draw.
    - `drawAll` draws all plots, even those out of view.
-   - Plotly is loaded once, from the page's own host, when the first chart comes into view, but not while the opening
-     recording plays. If loading fails, the plots say so until it succeeds. */
-import { setText, on } from "bass/page/page.js";
+   - Plotly is loaded once, from the page's own host, when the first chart comes into view, but not before the opening and the
+     race have ended: its script is one task of half a second or more. If loading fails, the plots say so until it succeeds. */
+import { setText, on, tell, make, busy } from "bass/page/page.js";
 import { lookOf } from "bass/race/run.js";
 
 const CONFIG = {
@@ -11,8 +11,9 @@ const CONFIG = {
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "sendChartToCloud"],
 };
 const FAILED = "The chart could not be loaded. The page tries again every few seconds.", RETRY_MS = 3000;
+const LATER = "The charts are drawn once the opening or the race has ended.";
 const drawings = [], waiting = new Set();
-let loading = null, ready = null;
+let loading = null, ready = null, opens = true, races = false;
 
 /** Resolves when Plotly is loaded. After a failure, the next call tries again. */
 function load() {
@@ -45,14 +46,32 @@ function loadFor(...plots) {
   return ready;
 }
 
-/** Resolves once the opening recording has ended. */
-const quiet = () => new Promise((resolve) => on("opening", (plays) => plays || resolve()));
+on("opening", (opening) => (opens = opening));
+on("phase", (phase) => (races = busy(phase)));
+
+/** Resolves once neither the opening nor a race is under way. */
+const quiet = () => new Promise((resolve) => {
+  for (const kind of ["opening", "phase"]) on(kind, () => opens || races || resolve());
+});
+
+/** Say in an empty plot why it waits, with a button that ends the opening. */
+function announce(plot) {
+  const button = make("button", "action", "Draw them now");
+  button.type = "button";
+  button.addEventListener("click", () => {
+    button.remove();
+    tell("touched");
+  });
+  plot.replaceChildren(make("p", "part-about", LATER), button);
+}
 
 /** Call `draw` once one of the elements has come into view and Plotly is loaded. */
 function whenSeen(elements, draw) {
   const watch = new IntersectionObserver(async (entries) => {
-    if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+    const seen = entries.find(({ isIntersecting }) => isIntersecting);
+    if (!seen) return;
     watch.disconnect();
+    if (!ready && (opens || races)) announce(seen.target.querySelector(".plot"));
     await quiet();
     await loadFor(...elements.map((element) => element.querySelector(".plot")));
     draw();

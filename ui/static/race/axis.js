@@ -406,7 +406,7 @@ class Axis {
     const share = `${Math.min(100, 100 * ms / this.end)}%`;
     // Moving its edge would count as a shift of the layout.
     this.cover.style.clipPath = `inset(0 0 0 ${share})`;
-    this.line.style.left = share;
+    this.line.style.translate = `${Math.min(100, 100 * ms / this.end)}cqi`;
     this.cover.hidden = follows;
     this.line.hidden = Boolean(predicted) || follows && !state.ended;
     this.element.classList.toggle("seen", this.seen && !predicted);

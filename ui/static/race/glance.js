@@ -73,9 +73,10 @@ class Glance {
       return item;
     }));
     for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".figures"));
-    // The lanes may be out of sight.
-    const top = this.root.querySelector(".lane-grid").getBoundingClientRect().top;
-    if (STACKED.matches && !tape.state.recorded && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
+    // The lanes may be out of sight. Asking where they are lays out the page, so ask only for a race.
+    if (!STACKED.matches || tape.state.recorded) return;
+    const { top } = this.root.querySelector(".lane-grid").getBoundingClientRect();
+    if (top < 0 || top > 0.6 * window.innerHeight) this.show(this.root);
   }
 
   show(element) {

@@ -1,13 +1,16 @@
 /* What happens in a race, in spoken sentences computed from its records. Draws nothing: said.js shows them.
    narrate(race, view) takes a race (times.js) and its last view, or null while it runs. It returns sentences in the order of
    time, as {ms, text, star, first}: star ones are shown at real speed too, and for the first of each kind the opening slows
-   down. The narrator is the last lane that drafts, if possible for several rows at once. */
+   down. With one row, no round before the first one whose guesses all hold has such a first: that one says why guessing pays.
+   The narrator is the last lane that drafts, if possible for several rows at once. */
 import { number, bisect } from "bass/page/page.js";
 import { chainOf, draftedBy, sum } from "bass/race/times.js";
 
 const WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"];
 // An accepted text of more words is not quoted.
 const QUOTED = 4;
+// A sentence names a faster decoder only if its lead is larger than this.
+const LEAD = 1.05;
 /** A lane that guesses in fewer of its rounds gets another reason: its plain rounds don't show the price of checking. */
 export const OFTEN = 0.8;
 const inWords = (count) => WORDS[count] ?? `${count}`;
@@ -40,12 +43,15 @@ export function narrator(race) {
   return drafting.findLast(({ rounds }) => rounds.some(({ record }) => record.rows.length > 1)) ?? drafting.at(-1) ?? null;
 }
 
+/** Whether all guesses of a row hold. Of a tree, the accepted path has to end at a leaf. */
+const allHold = (row) => row.drafted.length > 0 && chainOf(row).length === row.accepted;
+const holding = (count) => (count === 1 ? "The guess holds" : `${all(count)} hold`);
+
 /** The outcome of a round of one row, as [its kind, the sentence]. */
 function outcomeOfRow(race, lane, row) {
   const { sequence, start, written, accepted, drafted_text: texts } = row, chain = chainOf(row), wrong = chain[accepted];
   const own = written > accepted ? race.textAt(lane.name, sequence, start + written - 1) : null;
-  const hold = accepted === 1 ? "The guess holds" : `${all(accepted)} hold`;
-  if (wrong === undefined) return ["all", `${hold}${own === null ? "" : ", and the model adds one"}: ${tokens(written)} from one step.`];
+  if (wrong === undefined) return ["all", `${holding(accepted)}${own === null ? "" : ", and the model adds one"}: ${tokens(written)} from one step.`];
   const struck = texts?.[wrong]?.trim() ? quote(texts[wrong]) : "The next guess";
   if (!accepted) return ["none", `${struck} is wrong: struck. One token, as in Regular, but guessing cost time.`];
   const held = chain.slice(0, accepted).map((i) => texts?.[i] ?? "").join(""), few = held.trim() && held.trim().split(/\s+/).length <= QUOTED;
@@ -56,10 +62,7 @@ function outcomeOfRow(race, lane, row) {
 /** The same of a round of several rows. */
 function outcomeOfRows(rows, written) {
   const counts = rows.map(({ accepted }) => accepted), most = Math.max(...counts), least = Math.min(...counts);
-  if (rows.every(({ accepted, drafted, parents }) => !parents && accepted === drafted.length)) {
-    const hold = sum(counts) === 1 ? "The guess holds" : `${all(sum(counts))} hold`;
-    return ["all", `${hold}, and the model adds one per row: ${tokens(written)} from one step.`];
-  }
+  if (rows.every(allHold)) return ["all", `${holding(sum(counts))}, and the model adds one per row: ${tokens(written)}.`];
   if (rows.length === 1) {
     const number = rows[0].sequence + 1;
     return ["some", most ? `Row ${number} keeps ${most}. The next guess is wrong: struck, and replaced.` : `The guess of row ${number} is wrong: struck.`];
@@ -88,18 +91,26 @@ function rounds(race, lane, put) {
     const { length } = record.rows, stand = draftedBy(round);
     if (!drafting.length) return put(end, "plain", `${name}: nothing is guessed here, so it is a plain step.`);
     const guesses = sum(drafting.map(({ drafted }) => drafted.length)), each = drafting[0].drafted.length;
-    const sure = drafting.every(({ certain }) => certain);
+    const sure = drafting.every(({ certain }) => certain), copied = drafting.every((row) => isCopied(row, record.draft_forwards));
     if (sure) put(begin + 0.1 * (stand - begin), "certain", "The grammar allows nothing else here: certain, not guessed.");
-    else if (drafting.every((row) => isCopied(row, record.draft_forwards))) put(begin + 0.1 * (stand - begin), "copy", "The text says this already: copied, not computed.");
+    else if (copied) put(begin + 0.1 * (stand - begin), "copy", length === 1
+      ? `${name} copies ${guesses} ${guesses === 1 ? "guess" : "guesses"} from the text; one step checks ${guesses === 1 ? "it" : "them"}.`
+      : "The text says this already: copied, not computed.");
     else if (length === 1) put(begin + 0.1 * (stand - begin), "guess", `${name}: a small guesser writes ${tokens(each)} first.`);
     if (sure) put(stand, "check", `${name}: one step checks ${guesses} certain ${guesses === 1 ? "token" : "tokens"}.`);
     else if (length > 1) put(stand, "check", `${name}: ${who(drafting.length, length)}, and one step checks ${guesses} ${guesses === 1 ? "guess" : "guesses"}.`);
-    else put(stand, "check", `The model checks ${each === 1 ? "it" : all(each).toLowerCase()} in one step.`);
+    else if (!copied) put(stand, "check", `The model checks ${each === 1 ? "it" : all(each).toLowerCase()} in one step.`);
     const [kind, text] = length > 1 ? outcomeOfRows(drafting, written) : outcomeOfRow(race, lane, drafting[0]);
-    if (kind === "all" && held === null) held = i;
+    const holds = kind === "all" && held === null;
+    if (holds) held = i;
     const plain = reference && bisect(reference.rounds.length, (at) => reference.rounds[at].end <= end), mean = plain && reference.rounds[plain - 1].end / plain;
-    if (held !== null && i === held + 2 && mean) put(end, "mean", `A round writes ${short(round.total / (i + 1))} tokens and takes as long as ${number(end / (i + 1) / mean, 1)} steps.`);
-    else put(end, kind, text);
+    const writes = round.total / (i + 1), cost = end / (i + 1) / mean;
+    if (held !== null && i === held + 2 && mean) {
+      put(end, "mean", reference !== lane && writes / cost > LEAD * reference.rounds[plain - 1].total / plain ? `So ${name} is faster: ${short(writes)} tokens in the time of ${number(cost, 1)} steps.`
+        : `A round writes ${short(writes)} tokens and takes as long as ${number(cost, 1)} steps.`);
+    } else if (holds && reference && reference !== lane && written > length) {
+      put(end, kind, `${holding(written - length)}: ${name} writes ${written} tokens in one step, ${label(race, reference)} ${length}.`);
+    } else put(end, kind, text);
   });
   const longest = Math.max(...last.values());
   for (const [row, i] of last) if (i < longest) put(lane.rounds[i].end, "done", `Row ${row + 1} is done. The others go on.`);
@@ -134,9 +145,9 @@ function ending(race, lane, reference, view) {
 export function narrate(race, view) {
   if (![...race.lanes.values()].some(({ reads, rounds: written }) => reads.length || written.length)) return [];
   const sentences = [], kinds = new Set(), { batch_size: rows, reference: name } = race.head, reference = race.lanes.get(name), lane = narrator(race);
-  const put = (ms, kind, text, star = false) => {
-    sentences.push({ ms, text, star, first: !kinds.has(kind) });
-    kinds.add(kind);
+  const put = (ms, kind, text, star = false, counts = true) => {
+    sentences.push({ ms, text, star, first: counts && !kinds.has(kind) });
+    if (counts) kinds.add(kind);
   };
   const count = race.lanes.size;
   put(0, "start", rows > 1 ? `Now ${inWords(rows)} people ask at once.`
@@ -149,7 +160,8 @@ export function narrate(race, view) {
       put(first.begin + 0.1 * (first.end - first.begin), "waits", `${label(race, other)}: one row after another: ${rows === 2 ? "row 2 waits" : `rows 2 to ${rows} wait`}.`);
     }
   }
-  if (lane) rounds(race, lane, put);
+  const pays = rows === 1 && lane?.rounds.find(({ record }) => record.rows.every(allHold));
+  if (lane) rounds(race, lane, (ms, kind, text) => put(ms, kind, text, false, ms > (pays ? pays.begin : -1)));
   sentences.sort((a, b) => a.ms - b.ms);
   if (view?.done && lane && reference && lane !== reference) for (const text of ending(race, lane, reference, view)) put(race.end, text, text, true);
   return sentences;

@@ -2,8 +2,8 @@
    - A scene is a recording, played as slowly as its sentences (narrate.js) can be read. The last scene compares the texts of
      the recording before it, token for token, and then names the machine.
    - It loops while it is in sight. Skip, Escape, a race, or a touch of the axis ends it. It never begins over a race.
-   - The event scene has the index of the scene, and null at the end. The event opening has whether it moves in sight:
-     meanwhile the page's other parts wait.
+   - The event scene has the index of the scene, and null at the end. The event opening has whether it is
+     under way, also while it waits out of sight: meanwhile the page's other parts wait.
    - scenes is {names, show(i), skip()} while the page offers its recordings, else null. */
 import { on, tell, make, busy, bisect } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
@@ -29,7 +29,7 @@ function pace(ms, race) {
 export class Opening {
   /** `load(name)` puts a recording on the tape and returns whether it may be played. */
   constructor(part, load) {
-    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true, seen: true });
+    Object.assign(this, { part, load, at: 0, plays: false, timer: null, since: 0, shown: true });
     this.dots = SCENES.map(({ title }, i) => {
       const dot = make("button");
       Object.assign(dot, { type: "button", title });
@@ -60,6 +60,7 @@ export class Opening {
     if (!loaded) return void this.stop();
     Object.assign(this, { at: i, since: 0, plays: true });
     this.part.hidden = false;
+    tell("opening", true);
     tell("scene", i);
     this.dots.forEach((dot, at) => dot.setAttribute("aria-pressed", String(at === i)));
     if (compares) tape.live();
@@ -76,7 +77,6 @@ export class Opening {
     const { compares } = SCENES[this.at], { state, race } = tape, now = performance.now();
     const passed = Math.min(1000, now - this.ticked), seen = this.shown && !document.hidden;
     this.ticked = now;
-    if (seen !== this.seen) tell("opening", (this.seen = seen));
     if (!compares && state.ms < state.end) {
       if (!seen) tape.pause();
       else if (!state.playing) tape.play();
@@ -88,7 +88,7 @@ export class Opening {
     const last = compares ? this.compare(this.since) : sentences().at(-1)?.text ?? "";
     if (this.since < (compares ? COMPARE_MS : 0) + readingTime(last) + HOLD_MS) return;
     // The charts may load between two loops.
-    if (this.at === SCENES.length - 1) tell("opening", (this.seen = false));
+    if (this.at === SCENES.length - 1) tell("opening", false);
     this.show((this.at + 1) % SCENES.length);
   }
 
@@ -120,7 +120,7 @@ export class Opening {
     this.leave();
     tell("opening", false);
     if (!this.plays) return;
-    this.plays = this.seen = false;
+    this.plays = false;
     this.part.hidden = true;
     tape.speed = SLOW;
     tell("scene", null);

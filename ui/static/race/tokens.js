@@ -94,8 +94,8 @@ class Tips {
     const box = span.getClientRects()[0] ?? span.getBoundingClientRect(), own = this.tip.getBoundingClientRect();
     const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - own.width - 8));
     const above = box.top - own.height - 6;
-    this.tip.style.left = `${left}px`;
-    this.tip.style.top = `${above > 4 ? above : box.bottom + 6}px`;
+    // Texts move under a resting pointer. Moving the tip with them by its edges would count as a shift of the layout.
+    this.tip.style.translate = `${left}px ${above > 4 ? above : box.bottom + 6}px`;
     return lines;
   }
 
