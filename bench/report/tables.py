@@ -155,7 +155,9 @@ def _presets() -> str:
             shown["runs"] += 1
             for name, choose in (("lowest", min), ("highest", max)):
                 shown[name] = choose(row["raced"], shown.get(name, row["raced"]))
-    columns = _columns("cpu = CPU | race | batch | predicted | runs | lowest = lowest raced | highest = highest raced")
+    columns = _columns(
+        "cpu = CPU | race | batch | predicted | runs | lowest = lowest raced | highest = highest raced"
+    )
     return "\n\n".join([markdown(list(rows.values()), columns), *sources])
 
 
