@@ -369,7 +369,9 @@ def test_the_opening_says_why_bass_is_faster_within_ten_seconds(film: Page) -> N
     for name in ("one", "win", "loss"):
         film.click(f"[data-recording={name}]")
         film.wait_for_function("(name) => Bass.tape.state.recorded?.name === name", arg=name)
-        sentences: list[str] = film.evaluate("() => Bass.narrate(Bass.tape.race, Bass.tape.last).map((one) => one.text)")
+        sentences: list[str] = film.evaluate(
+            "() => Bass.narrate(Bass.tape.race, Bass.tape.last).map((one) => one.text)"
+        )
         assert [text for text in sentences if len(text.split()) > 14] == []
 
 
@@ -415,7 +417,8 @@ def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: Browse
 # The sentences for which the opening slows down, and how long it takes to read each, in ms.
 TIMED = """async () => {
   const { narrate, readingTime } = await import("bass/race/narrate.js");
-  return narrate(Bass.tape.race, Bass.tape.last).filter(({ first }) => first).map(({ text }) => [text, readingTime(text)]);
+  const slow = narrate(Bass.tape.race, Bass.tape.last).filter(({ first }) => first);
+  return slow.map(({ text }) => [text, readingTime(text)]);
 }"""
 NARRATED = """async ([head, line, view]) => {
   const { Race } = await import("bass/race/times.js"), race = new Race(head);
