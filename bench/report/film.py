@@ -29,6 +29,7 @@ MAX_BYTES = 2_000_000
 HOLD_MS = 5000
 PARTS = (".verdict", ".lane-grid")
 LOAD = """async () => {
+  scrollTo(0, 0);
   document.querySelector("#run").click();
   while (!Bass.tape.state.count) await new Promise((done) => setTimeout(done, 50));
   Bass.tape.pause();
