@@ -505,6 +505,19 @@ def test_rows_and_rounds_without_guesses_are_told(film: Page) -> None:
     assert "It guessed in only 1 of 5 rounds: slower." in sentences
 
 
+def test_the_models_own_tokens_are_told_only_where_it_adds_them(film: Page) -> None:
+    adds, ended = ([" a"], 1, " c"), ([" a"], 1, "")
+    lanes: dict[str, Any] = {
+        "regular": [(10.0 * i, {0: PLAIN, 1: PLAIN}) for i in range(1, 6)],
+        "bass": [(12.0, {0: adds, 1: ended}), (24.0, {0: adds, 1: adds})],
+    }
+    sentences = narrated(film, 2, lanes)
+    assert "Both hold: BASS writes 3 tokens in one step, Regular 2." in sentences
+    assert "Both hold, and the model adds one per row: 4 tokens." in sentences
+    lanes["bass"] = [(12.0, {0: ended, 1: ended})]
+    assert "Both hold: 2 tokens." in narrated(film, 2, lanes)
+
+
 def test_rows_and_lengths_that_differ_are_told(film: Page) -> None:
     guess = [" a", " b"]
     lanes: dict[str, Any] = {

@@ -62,7 +62,10 @@ function outcomeOfRow(race, lane, row) {
 /** The same of a round of several rows. */
 function outcomeOfRows(rows, written) {
   const counts = rows.map(({ accepted }) => accepted), most = Math.max(...counts), least = Math.min(...counts);
-  if (rows.every(allHold)) return ["all", `${holding(sum(counts))}, and the model adds one per row: ${tokens(written)}.`];
+  if (rows.every(allHold)) {
+    const adds = written === sum(counts) + rows.length;
+    return ["all", `${holding(sum(counts))}${adds ? ", and the model adds one per row" : ""}: ${tokens(written)}.`];
+  }
   if (rows.length === 1) {
     const number = rows[0].sequence + 1;
     return ["some", most ? `Row ${number} keeps ${most}. The next guess is wrong: struck, and replaced.` : `The guess of row ${number} is wrong: struck.`];
@@ -109,7 +112,7 @@ function rounds(race, lane, put) {
       put(end, "mean", reference !== lane && writes / cost > LEAD * reference.rounds[plain - 1].total / plain ? `So ${name} is faster: ${short(writes)} tokens in the time of ${number(cost, 1)} steps.`
         : `A round writes ${short(writes)} tokens and takes as long as ${number(cost, 1)} steps.`);
     } else if (holds && reference && reference !== lane && written > length) {
-      put(end, kind, `${holding(written - length)}: ${name} writes ${written} tokens in one step, ${label(race, reference)} ${length}.`);
+      put(end, kind, `${holding(sum(drafting.map(({ accepted }) => accepted)))}: ${name} writes ${written} tokens in one step, ${label(race, reference)} ${length}.`);
     } else put(end, kind, text);
   });
   const longest = Math.max(...last.values());
