@@ -183,7 +183,7 @@ def test_charts_in_view_wait_for_the_end_of_the_opening(context: BrowserContext,
         expect(page.get_by_text("The charts are drawn once the opening or the race has ended.")).to_be_visible()
         # The opening waits out of sight too.
         page.wait_for_function("() => !Bass.tape.state.playing")
-        assert not page.evaluate("() => Boolean(window.Plotly)")
+        assert page.locator("script[src*=plotly]").count() == 0
         page.get_by_role("button", name="Draw them now").click()
         page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
         expect(page.locator(".opening")).to_be_hidden()
