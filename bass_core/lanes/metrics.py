@@ -6,7 +6,6 @@ apply or is not known yet is None, never 0. Names follow vLLM's if vLLM has the 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from ..sequence import Round, Sequence
@@ -78,7 +77,8 @@ class Counts:
         first_prefill_ms: lane time at which the first prefill ended.
         tested: tested draft tokens, see Metrics.token_acceptance.
         drafting_rows: row-rounds that drafted.
-        reached: for each pair (positions drafted, drafts accepted), the number of such row-rounds.
+        drafted_at: entry i is the number of row-rounds that drafted position i.
+        accepted_at: entry i is the number of row-rounds in which the draft at position i was accepted.
         draft_length: the last length that the policy asked for.
     """
 
@@ -89,7 +89,8 @@ class Counts:
     accepted: int = 0
     tested: int = 0
     drafting_rows: int = 0
-    reached: Counter[tuple[int, int]] = field(default_factory=Counter)
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
     draft_length: int | None = None
 
     def add(self, round_: Round, spent_ms: float) -> None:
@@ -110,19 +111,12 @@ class Counts:
             self.accepted += row.accepted
             tested = row.accepted + (length > row.accepted) if row.parents is None else len(row.tested)
             self.tested += tested
-            self.reached[length if row.parents is None else tested, row.accepted] += 1
-
-    @property
-    def drafted_at(self) -> list[int]:
-        """Entry i is the number of row-rounds that drafted position i."""
-        longest = max((positions for positions, _ in self.reached), default=0)
-        return [sum(n for (drafted, _), n in self.reached.items() if drafted > i) for i in range(longest)]
-
-    @property
-    def accepted_at(self) -> list[int]:
-        """Entry i is the number of row-rounds in which the draft at position i was accepted."""
-        places = range(len(self.drafted_at))
-        return [sum(n for (_, accepted), n in self.reached.items() if accepted > i) for i in places]
+            reached = length if row.parents is None else tested
+            self.drafted_at += [0] * (reached - len(self.drafted_at))
+            self.accepted_at += [0] * (reached - len(self.accepted_at))
+            for position in range(reached):
+                self.drafted_at[position] += 1
+                self.accepted_at[position] += position < row.accepted
 
 
 def latency(sequence: Sequence, since_ms: float | None) -> float | None:

@@ -369,13 +369,10 @@ class GraphRunner(ModelRunner):
         shared: Sequence[str] = (),
     ) -> CapturedStep | None:
         """Return the captured step of this key with its inputs refilled; None if it can't be captured."""
-        if not self.model.capturable:
-            return None
-        step = self.slot.steps.get(key)
-        # Each look-up hashes the key again.
-        if step is None and key in self._too_large:
+        if not self.model.capturable or key in self._too_large:
             return None
         packed = inputs.packed(rows, self.device)
+        step = self.slot.steps.get(key)
         if step is None or not self._is_current(step):
             with setting_up(self.device):
                 # A copy, because the function may change the numbers while it is captured.
