@@ -17,7 +17,6 @@ from typing import Any
 from bass_core import ModelPair, mean_steps, stored_costs
 
 FILE = Path(__file__).with_name("readers.json")
-START = 4
 # Simulated runs for each number of readers on this machine.
 TRIALS = 4
 
@@ -47,10 +46,10 @@ def here(pair: ModelPair) -> dict[str, Any] | None:
 
 
 def slider() -> str:
-    """Return the HTML of the slider, which stands next to the lanes."""
+    """Return the HTML of the slider next to the lanes. It begins with one reader, as the opening does."""
     return (
         f'<label class="axis-readers">Readers <input type="range" min="1" max="{max(figures()["readers"])}" '
-        f'step="1" value="{START}" aria-label="Readers at once"><output>{START}</output></label>'
+        f'step="1" value="1" aria-label="Readers at once"><output>1</output></label>'
     )
 
 
