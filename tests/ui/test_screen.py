@@ -33,8 +33,9 @@ EDGES = """() => Object.fromEntries(["#prompt", "#batch-size", "#presets", "#run
   [at, document.querySelector(at).getBoundingClientRect().bottom + scrollY]))"""
 # All sizes at which nothing may be cut off.
 SIZES = ((390, 844), (360, 740), (768, 1024), (1024, 768), (1280, 720), (1400, 900))
-# The most words of the first screen at a size: in the opening, and after it.
-WORDS = {(1400, 900): (250, 300), PHONE: (150, 180)}
+# The most words of the first screen at a size: in the opening, and after it. A long prompt, of which one line is
+# shown, does not count.
+WORDS = {(1400, 900): (250, 300), PHONE: (120, 180)}
 # Texts outside the window or cut off by a box, and parts outside their boxes. Left out: boxes that scroll
 # sideways, the lanes' texts, the prompt's line, also in presenter mode, and copies of the tabs' names that Gradio
 # measures but never shows.
@@ -84,7 +85,7 @@ COUNT = """() => {
   const words = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const parent = node.parentElement;
-    if (parent.closest("script, style, svg, .spoken, .sequence, [aria-hidden=true] button")) continue;
+    if (parent.closest("script, style, svg, .spoken, .sequence, .asked, [aria-hidden=true] button")) continue;
     if (!parent.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
     range.selectNodeContents(node);
     const { width, top, bottom } = range.getBoundingClientRect();
