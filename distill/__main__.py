@@ -47,9 +47,6 @@ def main() -> None:
     settings = load(options.config or (NIGHT if is_night else CONFIG))
     options.tokens = options.tokens or (12_000_000 if is_night else 400_000)
     options.steps = options.steps or (8000 if is_night else 4000)
-    if options.command in ("train", "night", "ablate"):
-        # If the CPU has bfloat16 products, multiply float32 matrices with them. Sums stay in float32.
-        torch.set_float32_matmul_precision("medium")
     work: Path = options.work
     try:
         pair = load_pair(settings.pair, device=options.device, dtype=options.dtype)

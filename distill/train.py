@@ -17,7 +17,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,17 @@ def _empty_checkpoint(recipe: dict[str, Any]) -> dict[str, Any]:
     return {"step": 0, "seconds": 0.0, "timed": 0.0, "log": {"options": recipe, "overlap": [], "held_out": []}}
 
 
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """Multiply float32 matrices in bfloat16 where the machine can. Sums stay in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class _Run:
     """A run of the optimiser that can be interrupted and continued."""
 
@@ -399,6 +411,7 @@ class _Run:
         share = passed / whole if passed < whole else 1.0
         return self._timed_before + (1 - self._timed_before) * share
 
+    @_bfloat16_products()
     def update(self, batch: Batch) -> float:
         """Take one step of the optimiser and return the mean overlap at the first depth."""
         torch.manual_seed(self.step)

@@ -132,7 +132,12 @@ def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, t
     small = replace(settings, corpus=replace(settings.corpus, layers=None))
     monkeypatch.setattr("distill.__main__.load", lambda path: small if path == NIGHT else None)
     monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
-    write, update = corpus_module.write_shard, train_module._Run.update
+    write, update, pull = corpus_module.write_shard, train_module._Run.update, train_module.pulls
+    precisions = set()
+
+    def pull_seen(*arguments):
+        precisions.add(torch.get_float32_matmul_precision())
+        return pull(*arguments)
 
     def night(*more):
         command = ["distill", "night", "--work", str(tmp_path), "--tokens", "180", "--steps", "9", *more]
@@ -158,6 +163,7 @@ def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, t
         night()
     monkeypatch.setattr(corpus_module, "write_shard", write)
     monkeypatch.setattr(train_module._Run, "update", update_some)
+    monkeypatch.setattr(train_module, "pulls", pull_seen)
     with pytest.raises(Killed):
         night()
     monkeypatch.setattr(corpus_module, "write_shard", None)
@@ -168,6 +174,7 @@ def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, t
     out = capsys.readouterr().out
     assert f"evaluate --drafters model --temperatures 0 0.7 --lengths 3 --draft {tmp_path / 'head'}" in out
     assert [entry["step"] for entry in night("--minutes", "0")] == [0, 3, 9], "a trained head is left alone"
+    assert precisions == {"medium"} and torch.get_float32_matmul_precision() == "highest"
 
 
 def test_night_ends_in_time_with_a_head(pair, settings, tmp_path, monkeypatch):
