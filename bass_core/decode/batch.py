@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..draft.base import GRAMMAR, CommittedStates, Drafter, Proposal, check_proposal, check_type
+from ..draft.base import GRAMMAR, CommittedStates, Drafter, Proposal, check_proposal, check_type, texts_unchanged
 from ..length.base import Feedback, LengthPolicy, Offer, check_lengths
 from ..length.policies import LONGEST, FixedLength
 from ..machine.setup_time import setup_ms
@@ -337,9 +337,12 @@ class BatchDecoder(Decoder):
         """Return the drafter's proposal for these lengths, of the type that its rule judges."""
         if self.drafter is None or max(lengths) <= 0:
             return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
-        proposal = self.drafter.propose(self._rows, lengths, keys)
         if self.drafter.is_user_object:
+            with texts_unchanged(self._rows):
+                proposal = self.drafter.propose(self._rows, lengths, keys)
             check_proposal(proposal, lengths, self.target.vocab)
+        else:
+            proposal = self.drafter.propose(self._rows, lengths, keys)
         return check_type(proposal, self._branches)
 
     def _commit(self, verdict: VerifiedRound) -> list[RowRound]:

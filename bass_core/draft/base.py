@@ -6,8 +6,9 @@ A drafter follows the decoder's rows 0..B-1. When a row leaves, the last row tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -331,6 +332,22 @@ def no_drafts(num_drafted: list[int], device: torch.device) -> Proposal:
     return Proposal(torch.zeros(len(num_drafted), 0, dtype=torch.long, device=device), num_drafted)
 
 
+@contextmanager
+def texts_unchanged(rows: list[Sequence]) -> Iterator[None]:
+    """Refuse a user's drafter that changes the rows' texts in this block, e.g. by appending its drafts.
+
+    Raises:
+        RequestError: if it does: the target would read the changed text.
+    """
+    before = [list(row.tokens) for row in rows]
+    yield
+    for row, tokens in zip(rows, before, strict=True):
+        if row.tokens != tokens:
+            raise RequestError(
+                f"The drafter changed the tokens of row {row.index}: let it work on a copy, list(row.tokens)."
+            )
+
+
 def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> None:
     """Check the proposal of a user's drafter.
 
@@ -370,6 +387,8 @@ def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> Non
             f"A proposal's tokens may have at most max(max_drafts) columns, here {max(max_drafts)}; got {width}."
         )
     _check_probs(probs, ["D", vocab] if branches else [rows, width, vocab])
+    if isinstance(proposal, TreeProposal):
+        _check_tree(proposal)
     # On an accelerator, reading the tokens would wait for the device.
     if tokens.numel() and not is_accelerator(tokens.device):
         low, high = int(tokens.min()), int(tokens.max())
@@ -380,15 +399,44 @@ def check_proposal(proposal: Proposal, max_drafts: list[int], vocab: int) -> Non
 
 
 def _check_probs(probs: object, shape: list[Any]) -> None:
-    """Refuse probs of a wrong shape, which compiled kernels would read beyond; "D" stands for any number."""
+    """Refuse probs of a wrong kind or shape, beyond which kernels would read; "D" stands for any number."""
     if probs is None or isinstance(probs, ColumnProbs):
         return
-    found = list(probs.shape) if isinstance(probs, Tensor) else []
+    found = list(probs.shape) if isinstance(probs, Tensor) and probs.is_floating_point() else []
     if len(found) != len(shape) or any(a != b for a, b in zip(found, shape, strict=True) if b != "D"):
         raise RequestError(
-            f"A proposal's probs must be a tensor [{', '.join(map(str, shape))}], whose last dimension has one "
-            f"number per token id; got {_kind(probs)}."
+            f"A proposal's probs must be a tensor of floats [{', '.join(map(str, shape))}], whose last dimension "
+            f"has one number per token id; got {_kind(probs)}."
         )
+
+
+def _check_tree(tree: TreeProposal) -> None:
+    """Refuse a user's tree whose `drawn` names no distribution. `check_type` checks the parents."""
+    counts, most = tree.num_drafted, len(tree.probs) if isinstance(tree.probs, Tensor) else 0
+    tree.parents = _whole_lists(tree.parents, counts) or tree.parents
+    if tree.drawn is None:
+        if most:
+            raise RequestError(
+                "The tree has probs, but no `drawn`, which says which of its drafts were drawn from them: add it, "
+                "or leave probs out."
+            )
+        return
+    drawn = _whole_lists(tree.drawn, counts)
+    if drawn is None or not all(-1 <= place < most for row in drawn for place in row):
+        got = repr(tree.drawn) if isinstance(tree.drawn, list) else _kind(tree.drawn)
+        raise RequestError(
+            "`drawn` of a tree must have one list per row, with one whole number per draft, from -1 to less than "
+            f"{most}, the number of distributions in probs; got {got:.80}."
+        )
+    tree.drawn = drawn
+
+
+def _whole_lists(rows: object, counts: list[int]) -> list[list[int]] | None:
+    """Return lists of whole numbers as ints; None for anything else, or unless they have these lengths."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        return None
+    whole = [[number for number in map(whole_number, row) if number is not None] for row in rows]
+    return whole if [len(row) for row in whole] == [len(row) for row in rows] == counts else None
 
 
 def _kind(value: object) -> str:
@@ -428,4 +476,4 @@ def _is_tree(parents: object, count: int) -> bool:
     """Return whether these are the parents of a tree of `count` drafts."""
     if not isinstance(parents, list) or not count == len(parents) < MAX_TREE_TOKENS:
         return False
-    return all(-1 <= parent < i for i, parent in enumerate(parents))
+    return all(isinstance(parent, int) and -1 <= parent < i for i, parent in enumerate(parents))

@@ -81,7 +81,7 @@ TWO = torch.full((3, 2), 3)
         (Proposal(TWO + 93, [2, 2, 2]), "proposed the token 96: token ids are from 0 to 95"),
         (Proposal(torch.full((3, 3), 3), [2, 2, 2]), r"at most max\(max_drafts\) columns, here 2; got 3"),
         *(
-            (Proposal(TWO, [2, 2, 2], probs), r"probs must be a tensor \[3, 2, 96\]")
+            (Proposal(TWO, [2, 2, 2], probs), r"probs must be a tensor of floats \[3, 2, 96\]")
             for probs in (
                 torch.ones(3, 2, 95),
                 torch.ones(3, 1, 96),
@@ -90,6 +90,7 @@ TWO = torch.full((3, 2), 3)
                 [[1]],
             )
         ),
+        (Proposal(TWO, [2, 2, 2], torch.ones(3, 2, 96, dtype=torch.long)), "probs must be a tensor of floats"),
     ],
 )
 def test_a_proposal_that_cannot_be_verified_is_refused_in_one_sentence(proposal, reason):
@@ -111,11 +112,49 @@ def test_proposals_of_a_users_class_that_has_a_name_are_checked(monkeypatch):
 
 def test_the_probs_of_trees_have_a_row_per_distribution():
     tree = Tree().propose([0, 1], [3, 3], None)
-    tree.probs = torch.ones(5, 96)
+    tree.probs, tree.drawn = torch.ones(5, 96), [[-1, 0, np.int64(4)], [3, -1, -1]]
     check_proposal(tree, [3, 3], 96)
+    assert tree.drawn == [[-1, 0, 4], [3, -1, -1]]
     tree.probs = torch.ones(2, 3, 96)
-    with pytest.raises(RequestError, match=r"probs must be a tensor \[D, 96\]"):
+    with pytest.raises(RequestError, match=r"probs must be a tensor of floats \[D, 96\]"):
         check_proposal(tree, [3, 3], 96)
+
+
+FORK, PROBS = [[-1, 0]] * 3, torch.full((3, 96), 1 / 96)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"drawn": [[0], [1], [2]]}, "`drawn` of a tree must have one list per row"),
+        ({"drawn": [[3, -1]] * 3}, r"from -1 to less than 3, .*; got \[\[3, -1\]"),
+        ({"drawn": [[-2, 0]] * 3}, "from -1 to less than 3"),
+        ({"drawn": [[0.0, -1]] * 3}, "whole number per draft"),
+        ({"drawn": torch.zeros(3, 2)}, "one list per row, .*; got torch.float32"),
+        ({"drawn": [[0, -1]] * 3, "probs": None}, "from -1 to less than 0"),
+        ({"parents": [[-1.0, 0.0]] * 3, "probs": None}, "parents of a tree must be"),
+        ({}, "The tree has probs, but no `drawn`"),
+        ({"probs": torch.ones(3, 96, dtype=torch.long), "drawn": [[0, -1]] * 3}, "tensor of floats"),
+    ],
+)
+def test_a_tree_that_cannot_be_verified_is_refused_in_one_sentence(parts, reason):
+    tree = TreeProposal(TWO, [2, 2, 2], **({"probs": PROBS, "parents": FORK} | parts))
+    drafter = SimpleNamespace(branches=True, propose=lambda rows, max_drafts, keys: tree)
+    with pytest.raises(RequestError, match=reason):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=2, sampling=SamplingParams(1.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda tokens: tokens.append(3), lambda tokens: tokens.__setitem__(0, 3), lambda tokens: tokens.pop()],
+)
+def test_a_drafter_that_changes_a_text_is_refused(change):
+    def propose(rows, max_drafts, keys):
+        change(rows[1].tokens)
+        return Proposal(TWO, [0, 0, 0])
+
+    with pytest.raises(RequestError, match=r"The drafter changed the tokens of row 1: .* list\(row.tokens\)"):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=SimpleNamespace(propose=propose), draft_length=2)
 
 
 def test_counts_may_be_numpys():
