@@ -13,9 +13,10 @@ import math
 import platform
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,12 +28,13 @@ from . import evaluate as measuring
 from .ablation import ARMS, ablate, as_markdown
 from .corpus import write_corpus
 from .duplicates import read_questions
-from .settings import CONFIG, NIGHT, Settings, load
+from .settings import CONFIG, NIGHT, Settings, TrainSettings, load
 from .train import train
 
 DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
 # The share of its minutes in which `night` may write.
 WRITING = 0.6
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -43,8 +45,15 @@ def main() -> None:
     for name in ("tokens", "steps", "prompts", "max_new_tokens"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be a whole number of at least 1; got {value}.")
+    if not options.minutes > 0:
+        parser.error(f"--minutes must be above 0; got {options.minutes}.")
     is_night = options.command == "night"
-    settings = load(options.config or (NIGHT if is_night else CONFIG))
+    settings = options.config or load(NIGHT if is_night else CONFIG)
+    try:
+        settings = _changed(settings, options)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(field.name for field in fields(TrainSettings))
+        parser.error(f"--set takes NAME=VALUE, with a value in JSON and a name out of {names} ({error}).")
     options.tokens = options.tokens or (12_000_000 if is_night else 400_000)
     options.steps = options.steps or (8000 if is_night else 4000)
     work: Path = options.work
@@ -54,11 +63,11 @@ def main() -> None:
             tokens = write_corpus(pair, settings, work / "corpus", options.tokens)
             print(f"{work / 'corpus'} holds {tokens} new tokens.")
         elif options.command == "train":
-            _train(pair, _changed(settings, options), options, work)
+            _train(pair, settings, options, work)
         elif is_night:
-            _night(pair, _changed(settings, options), options, work, begun)
+            _night(pair, settings, options, work, begun)
         elif options.command == "ablate":
-            _ablate(pair, _changed(settings, options), options, work)
+            _ablate(pair, settings, options, work)
         else:
             _evaluate(pair, options)
     except BassError as error:
@@ -68,7 +77,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
     parser.add_argument("command", choices=["corpus", "train", "night", "ablate", "evaluate"])
-    parser.add_argument("--config", type=Path)
+    parser.add_argument("--config", type=_file_of(load), help="another file of settings")
     parser.add_argument(
         "--work", type=Path, default=Path("distill-work"), help="folder for the corpus and checkpoints"
     )
@@ -91,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--questions",
-        type=Path,
+        type=_file_of(read_questions),
+        default=[],
         help="leave out conversations that resemble questions of this file (Spec-Bench's form) in training",
     )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="ablate: arms to train")
@@ -106,6 +116,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _file_of(read: Callable[[Path], T]) -> Callable[[str], T]:
+    """Return the type of an option that names a file: the contents that `read` returns."""
+
+    def contents(name: str) -> T:
+        try:
+            return read(Path(name))
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{name!r} can't be read ({type(error).__name__}: {error})") from None
+
+    return contents
+
+
 def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     changed: dict[str, Any] = {}
     for assignment in options.set:
@@ -116,7 +138,7 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
 
 def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     out = work / (options.name or "head")
-    log = train(pair, settings, work / "corpus", out, options.steps, _questions(options))
+    log = train(pair, settings, work / "corpus", out, options.steps, options.questions)
     print(f"{out}: overlap {log['overlap'][0][1]} -> {log['overlap'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
@@ -128,7 +150,7 @@ def _night(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     tokens = write_corpus(pair, settings, work / "corpus", options.tokens, begun + WRITING * seconds)
     print(f"{work / 'corpus'} holds {tokens} new tokens.", flush=True)
     out = work / (options.name or "head")
-    log = train(pair, settings, work / "corpus", out, options.steps, _questions(options), begun + seconds)
+    log = train(pair, settings, work / "corpus", out, options.steps, options.questions, begun + seconds)
     held_out = log["held_out"][-1]
     print(f"{out} was trained for {held_out['step']} steps; held out: {held_out}")
     measure = "python -m distill evaluate --drafters model --temperatures 0 0.7 --lengths 3"
@@ -143,16 +165,12 @@ def _night(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
 def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     rows, temperatures = [], settings.corpus.temperatures
     out = work / (options.name or "ablation")
-    for row in ablate(pair, settings, work / "corpus", out, options.steps, options.arms, _questions(options)):
+    for row in ablate(pair, settings, work / "corpus", out, options.steps, options.arms, options.questions):
         rows.append(row)
         print(as_markdown([row], temperatures).splitlines()[-1], flush=True)
         if options.json:
             _write(options.json, {"machine": _machine(pair), "train": vars(settings.train), "arms": rows})
     print(as_markdown(rows, temperatures))
-
-
-def _questions(options: argparse.Namespace) -> list[str]:
-    return [] if options.questions is None else read_questions(options.questions)
 
 
 def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:

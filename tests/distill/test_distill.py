@@ -605,6 +605,26 @@ def test_a_number_below_one_is_refused_before_a_model_is_loaded(option, monkeypa
     assert f"{option} must be a whole number of at least 1; got 0." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "nothing.json"], "argument --config: 'nothing.json' can't be read (FileNotFoundError"),
+        (["--questions", "nothing.jsonl"], "argument --questions: 'nothing.jsonl' can't be read"),
+        (["--set", "rate=1"], "--set takes NAME=VALUE, with a value in JSON and a name out of layers, start"),
+        (["--set", "layers=two"], "--set takes NAME=VALUE"),
+        (["--minutes", "0"], "--minutes must be above 0; got 0.0."),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_before_a_model_is_loaded(
+    arguments, message, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["distill", "train", *arguments])
+    monkeypatch.setattr("distill.__main__.load_pair", None)
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
+
+
 def test_a_killed_corpus_run_resumes_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
     first = shards(corpus)[0]
     (tmp_path / first.name).write_bytes(first.read_bytes())
