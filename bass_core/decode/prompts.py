@@ -71,8 +71,9 @@ def _prompt_per_row(prompt: str | Seq[Any], n: int) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt] * n
     if not isinstance(prompt, list | tuple):
-        type_name = type(prompt).__name__
-        raise RequestError(f"The prompt must be text, token ids, messages, or a list of these; got {type_name}.")
+        raise RequestError(
+            f"The prompt must be text, token ids, messages, or a list of these; got {_kind(prompt)}."
+        )
     if not prompt:
         raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
     if all([isinstance(token, int) for token in prompt]):
@@ -100,16 +101,26 @@ def _encode(pair: ModelPair, prompt: Any, chat: Chat) -> list[int]:
         return _templated(pair.tokenizer, [dict(message) for message in prompt], chat)
     if not isinstance(prompt, list | tuple) or not set(map(type, prompt)) <= {int}:
         raise RequestError(
-            f"A prompt must be text, a list of token ids, or a list of messages; got {type(prompt).__name__}."
+            f"A prompt must be text, a list of token ids, or a list of messages; got {_kind(prompt)}."
         )
     return list(prompt)
 
 
+def _kind(value: Any) -> str:
+    """Return a value's type for a message, with the way from an array to a list."""
+    items = value if isinstance(value, list | tuple) else ()
+    other = next((item for item in items if type(item) is not int), None)
+    name = type(value).__name__ + (f" with {type(other).__name__}" if items else "")
+    return f"{name}: pass its tolist()" if hasattr(value, "tolist") else name
+
+
 def _check_messages(pair: ModelPair, messages: Seq[Mapping[str, Any]], chat: Chat) -> None:
     for message in messages:
-        if not isinstance(message.get("role"), str):
+        # Messages of tool calls may have no content.
+        if not isinstance(message.get("role"), str) or len(message) < 2:
             raise RequestError(
-                f'Each message needs a role, as {{"role": "user", "content": "..."}}; got {message!r}.'
+                'Each message needs a role and a content, as {"role": "user", "content": "..."}; got '
+                f"{message!r}."
             )
     if pair.tokenizer is None:
         raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
@@ -199,7 +210,10 @@ def _in_parts(
 
 
 def _template_error(error: Exception) -> RequestError:
-    return RequestError(f"The chat template refuses this prompt: {_first_line(error)}")
+    return RequestError(
+        f"The chat template refuses this prompt ({_first_line(error).rstrip('.')}): change the roles or contents "
+        "of its messages, or give one text with raw=True."
+    )
 
 
 def _texts(content: Any) -> list[str]:
