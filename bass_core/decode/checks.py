@@ -93,7 +93,7 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
     """Return the parameters with bad words as token ids: those of the word alone and of the word after a space.
 
     Raises:
-        RequestError: for unknown token ids, or for words as texts without a tokenizer.
+        RequestError: for unknown token ids, for words as texts without a tokenizer, or if no token is left.
     """
     if not (sampling.bad_words or sampling.logit_bias):
         return sampling
@@ -113,7 +113,11 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
     for name, ids in (("logit_bias", biased), ("bad_words", forbidden)):
         if ids and max(ids) >= pair.vocab:
             raise RequestError(f"{name} must name token ids from 0 to {pair.vocab - 1}; got {max(ids)}.")
-    return replace(sampling, bad_words=tuple(dict.fromkeys(words)))
+    sampling = replace(sampling, bad_words=tuple(dict.fromkeys(words)))
+    barred = {*sampling.barred, *(token for token, bias in sampling.biases if bias == -math.inf)}
+    if len(barred) == pair.vocab:
+        raise RequestError("logit_bias and bad_words forbid every token of the model: allow at least one.")
+    return sampling
 
 
 def check_window_attention(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:

@@ -152,7 +152,8 @@ def make_request(
     check_options(unchecked)
     if not hasattr(pair, "target_step"):
         call = f'load_pair("{pair}")' if isinstance(pair, str | os.PathLike) else "ModelPair(target=...)"
-        raise RequestError(f"The first argument must be a pair; got {pair!r:.80}: make one with {call}.")
+        got = repr(pair) if isinstance(pair, str | os.PathLike) else f"a {type(pair).__name__}"
+        raise RequestError(f"The first argument must be a pair; got {got:.80}: make one with {call}.")
     pair.refresh()
     sampling = with_bad_word_ids(pair, SamplingParams() if unchecked.sampling is None else unchecked.sampling)
     rule = find_verification(unchecked.verification)

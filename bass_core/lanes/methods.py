@@ -127,7 +127,7 @@ def find_methods(names: object) -> list[Method]:
     Raises:
         RequestError: for any other value.
     """
-    message = f"lanes must name different methods out of {', '.join(METHODS)}; got {names!r}."
+    message = f"lanes must be a list of different methods out of {', '.join(METHODS)}; got {names!r}."
     if not isinstance(names, list | tuple) or not names:
         raise RequestError(message)
     methods = [find_method(name) for name in names]

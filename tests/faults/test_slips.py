@@ -70,7 +70,7 @@ def test_a_name_or_a_model_instead_of_a_pair_is_refused(call: Any) -> None:
     for value, advice in (("smollm2", 'load_pair("smollm2")'), (tiny("llama"), "ModelPair(target=...)")):
         with pytest.raises(RequestError, match="The first argument must be a pair") as refusal:
             call(value, "hi")
-        assert advice in str(refusal.value)
+        assert advice in str(refusal.value) and "  " not in str(refusal.value)
 
 
 LLAMA: Any = tiny("llama")

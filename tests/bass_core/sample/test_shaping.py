@@ -233,6 +233,10 @@ def test_parameters_that_the_pair_or_method_cannot_use_are_refused():
     for sampling in (SamplingParams(logit_bias={96: 1.0}), SamplingParams(bad_words=([5, 96],))):
         with pytest.raises(RequestError, match="ids from 0 to 95; got 96"):
             generate(PAIR, [5, 6], sampling=sampling)
+    biases = {token: -math.inf for token in range(2, 96)}
+    with pytest.raises(RequestError, match="forbid every token of the model: allow at least one"):
+        generate(PAIR, [5, 6], sampling=SamplingParams(logit_bias=biases, bad_words=([0], [1])))
+    generate(PAIR, [5, 6], max_new_tokens=2, sampling=SamplingParams(logit_bias=biases, bad_words=([0],)))
     with pytest.raises(RequestError, match="bad_words given as texts need a tokenizer"):
         generate(ModelPair(TARGET), [5, 6], sampling=SamplingParams(bad_words=("a",)))
     with pytest.raises(RequestError, match="would penalise the padding"):
