@@ -173,7 +173,7 @@ def test_night_continues_after_a_kill_in_either_part(pair, settings, ids_only, t
     assert [path.read_bytes() for path in texts] == [path.read_bytes() for path in shards(ids_only)]
     out = capsys.readouterr().out
     assert f"evaluate --drafters model --temperatures 0 0.7 --lengths 3 --draft {tmp_path / 'head'}" in out
-    assert [entry["step"] for entry in night("--minutes", "0")] == [0, 3, 9], "a trained head is left alone"
+    assert [entry["step"] for entry in night("--minutes", "1e-9")] == [0, 3, 9], "a trained head is left alone"
     assert precisions == {"medium"} and torch.get_float32_matmul_precision() == "highest"
 
 
@@ -184,7 +184,7 @@ def test_night_ends_in_time_with_a_head(pair, settings, tmp_path, monkeypatch):
     monkeypatch.setattr("distill.__main__.load_pair", lambda *names, **options: pair)
     write_corpus(pair, small, tmp_path / "corpus", 180)
     written = shards(tmp_path / "corpus")
-    monkeypatch.setattr(sys, "argv", ["distill", "night", "--work", str(tmp_path), "--minutes", "0"])
+    monkeypatch.setattr(sys, "argv", ["distill", "night", "--work", str(tmp_path), "--minutes", "1e-9"])
     monkeypatch.setattr(train_module._Run, "update", None)
     main()
     assert shards(tmp_path / "corpus") == written
