@@ -93,7 +93,7 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
     """Return the parameters with bad words as token ids: those of the word alone and of the word after a space.
 
     Raises:
-        RequestError: for unknown token ids, for words as texts without a tokenizer, or if no token is left.
+        RequestError: for unknown token ids, for words as texts that no tokenizer reads, or if no token is left.
     """
     if not (sampling.bad_words or sampling.logit_bias):
         return sampling
@@ -106,7 +106,14 @@ def with_bad_word_ids(pair: ModelPair, sampling: SamplingParams) -> SamplingPara
             raise RequestError(
                 "bad_words given as texts need a tokenizer, and this pair has none: give token ids."
             )
-        spellings = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
+        texts = (word, f" {word}")
+        try:
+            spellings = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        except Exception as error:
+            raise RequestError(
+                f"The tokenizer can't read the bad word {word!r} ({type(error).__name__}): correct it, or give "
+                "its token ids."
+            ) from error
         # Skip a spelling with ids outside the model's vocabulary, because the model can't write it.
         words += [tuple(ids) for ids in spellings if ids and max(ids) < pair.vocab]
     biased, forbidden = [token for token, _ in sampling.biases], [token for word in words for token in word]

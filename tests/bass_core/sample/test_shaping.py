@@ -239,5 +239,7 @@ def test_parameters_that_the_pair_or_method_cannot_use_are_refused():
     generate(PAIR, [5, 6], max_new_tokens=2, sampling=SamplingParams(logit_bias=biases, bad_words=([0],)))
     with pytest.raises(RequestError, match="bad_words given as texts need a tokenizer"):
         generate(ModelPair(TARGET), [5, 6], sampling=SamplingParams(bad_words=("a",)))
+    with pytest.raises(RequestError, match=r"can't read the bad word '\\ud800' \(TypeError\): correct it"):
+        generate(PAIR, [5, 6], sampling=SamplingParams(bad_words=("\ud800",)))
     with pytest.raises(RequestError, match="would penalise the padding"):
         generate(PAIR, [5, 6], method="transformers", sampling=SamplingParams(repetition_penalty=1.2))
