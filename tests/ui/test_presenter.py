@@ -31,6 +31,14 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
   const style = getComputedStyle(document.querySelector(one));
   return [one, parseFloat(style.fontSize)];
 }))"""
+# Labels of the time axis that touch a button below them.
+TOUCHING = """() => {
+  const box = (one) => one.getBoundingClientRect();
+  const touch = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const buttons = [...document.querySelectorAll(".axis-play button")].filter((one) => one.checkVisibility());
+  return [...document.querySelectorAll(".axis-ruler span")]
+    .filter((label) => buttons.some((button) => touch(box(label), box(button)))).map((label) => label.textContent);
+}"""
 WRITING = """() => ["speculative", "bass"].every((name) =>
   document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
 # Records the page while it is printed, with each chart's width, its drawing's width, and its lines and bars.
@@ -120,6 +128,10 @@ def test_axis_and_steps_are_in_view_on_a_low_screen(context: BrowserContext, she
         assert bottom(page, ".sequences") <= 720
         wide = "all => all.filter((one) => one.scrollWidth > one.clientWidth).length"
         assert page.eval_on_selector_all("html, .lane, .figures", wide) == 0
+        assert page.evaluate(TOUCHING) == []
+        page.set_viewport_size({"width": 1400, "height": 900})
+        assert page.evaluate(TOUCHING) == []
+        page.set_viewport_size({"width": 1280, "height": 720})
         page.evaluate("() => document.activeElement.blur()")
         page.keyboard.press(" ")
         expect(page.locator(".step-part")).to_be_visible()
