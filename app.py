@@ -299,14 +299,28 @@ def conflict() -> str | None:
     return CONFLICT
 
 
+def on_cpu(options: argparse.Namespace) -> bool:
+    """Return whether the models surely run on a CPU. It is asked before torch is imported."""
+    gpu = sys.platform == "win32" or any(map(os.path.exists, GPU_DRIVERS))
+    return options.device == "cpu" or (options.device == "auto" and not gpu)
+
+
+def pair_name(options: argparse.Namespace) -> str:
+    """Return the name of the pair that is about to be loaded, or "" if that depends on the GPU."""
+    from ui.sources.local import shown_name
+
+    if options.pair != DEFAULT_PAIR:
+        return shown_name(options.pair)
+    return ON_CPU[1] if on_cpu(options) and not options.ray else ""
+
+
 def compile_ahead(options: argparse.Namespace) -> None:
     """Start to compile the CPU's kernels for the default pair, before the imports of torch and transformers.
 
     Other pairs start it when they are loaded (load_pair), and so does the default one if it may run on a GPU.
     """
     here = not (options.workers or options.ray or replayed(options.replay, os.environ) is not None)
-    gpu = sys.platform == "win32" or any(map(os.path.exists, GPU_DRIVERS))
-    if here and options.pair in ON_CPU and (options.device == "cpu" or (options.device == "auto" and not gpu)):
+    if here and options.pair in ON_CPU and on_cpu(options):
         with suppress(Exception):  # load_pair explains why the kernels can't be used
             from kernels.cpu.calls import compilers
 
@@ -328,7 +342,8 @@ def serve(options: argparse.Namespace, server: PageServer) -> None:
     from ui.page.early import EarlyPage
 
     with ExitStack() as stack:
-        with EarlyPage(lambda page: opened_at(server, page, options), limits=operators_limits(options)) as early:
+        limits, name = operators_limits(options), pair_name(options)
+        with EarlyPage(lambda page: opened_at(server, page, options), name=name, limits=limits) as early:
             page, service = race_page(options, early.settle)
             stack.callback(service.close)
             addresses = opened_at(server, page, options, service.at_once)

@@ -214,6 +214,22 @@ def test_a_folder_is_shown_without_its_path(tmp_path: Path) -> None:
     assert shown_name("owner/model") == "owner/model"
 
 
+def test_the_early_page_names_a_pair_that_is_known_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for gpu in (False, True):
+        monkeypatch.setattr(app, "GPU_DRIVERS", (str(tmp_path),) if gpu else ())
+        for arguments, expected in (
+            ([], "" if gpu else "smollm2"),
+            (["--device", "cpu"], "smollm2"),
+            (["--ray", "auto"], ""),
+            (["--pair", "qwen3-8b"], "qwen3-8b"),
+            (["--pair", f"{tmp_path}/mine"], "mine"),
+        ):
+            assert app.pair_name(app.parse(arguments)) == expected
+
+
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "app.py"), *arguments],

@@ -372,7 +372,7 @@ def test_the_page_plays_a_recording_while_the_model_loads(
     first = context.new_page()
     first.goto(door.url)
     expect(first.get_by_role("status")).to_contain_text("BASS is starting")
-    with EarlyPage(opened(door)) as waiting:
+    with EarlyPage(opened(door), name="owner/a & b") as waiting:
         waiting._timer.join()
         first.wait_for_function(PLAYED)
         page = context.new_page()
@@ -380,6 +380,8 @@ def test_the_page_plays_a_recording_while_the_model_loads(
         page.wait_for_function(PLAYED)
         print("Compiling the kernels: 7 functions [00:01, 7.00 functions/s]", file=sys.stderr)
         print("A file at /some/where", file=sys.stderr)
+        expect(page.locator(".early")).to_contain_text("The pair owner/a & b is being prepared. Races can start")
+        expect(page.locator(".about-pair")).to_have_text("owner/a & b")
         expect(page.locator(".early")).to_contain_text("Compiling the kernels: 7 functions")
         expect(page.locator(".early")).not_to_contain_text("/some/where")
         opened(door)(later)

@@ -92,12 +92,17 @@ class EarlyPage:
 
     Args:
         opened: serves a page and returns its address and, if there is one, its public address.
+        name: the pair that is prepared, or "" if it is not known yet.
     """
 
     def __init__(
-        self, opened: Callable[[gr.Blocks], tuple[str, str | None]], *, limits: Limits | None = None
+        self,
+        opened: Callable[[gr.Blocks], tuple[str, str | None]],
+        *,
+        name: str = "",
+        limits: Limits | None = None,
     ) -> None:
-        self._opened, self._limits, self._wanted = opened, limits, not on_zero_gpu()
+        self._opened, self._name, self._limits, self._wanted = opened, name, limits, not on_zero_gpu()
         self._ended, self._outcome = threading.Event(), READY
         self._timer = threading.Timer(PATIENCE_S, self._open)
         self._timer.daemon = True
@@ -158,7 +163,7 @@ class EarlyPage:
             page = build(
                 None,
                 limits=limits,
-                about="",
+                about=self._name,
                 preparing=self._tee.progress,
                 early_source=self._source,
                 at_once=CALLS,

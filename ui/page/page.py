@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -84,7 +85,7 @@ def build(
 
     Args:
         source: runs the races. Without one, the page only plays recordings, and its Run button is called Play.
-        about: one line that names the models and the device.
+        about: one line that names the models and the device. While they are prepared: the pair's name, or "".
         choices: the entries of the form's lists.
         pair: the arguments of load_pair, for the page's code snippet.
         count: returns the length of a prompt.
@@ -125,7 +126,7 @@ def build(
                     )
                     settings = form(limits, offered, status, count=count, recording=source is None)
                     if preparing is not None:
-                        _early(preparing)
+                        _early(preparing, about)
                     if advice is not None:
                         assets.part(f'<p class="part-about pair-advice">{advice}</p>', "")
                 with gr.Column(elem_id="results", min_width=280):
@@ -191,15 +192,16 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
 _ABOUT = "const about = element.querySelector('.about-pair'); about.textContent = about.title = props.value"
 
 
-def _early(progress: Callable[[], str]) -> None:
+def _early(progress: Callable[[], str], name: str) -> None:
     """Add the progress of the model's preparation to the current layout."""
 
     # A new function each time, because Gradio sets attributes on it.
     def preparing(_: object = None) -> str:
         return progress()
 
+    what = f"The pair {escape(name)}" if name else "The model"
     line = (
-        '<div class="early" data-replay><p role="status">The model is being prepared. Races can start as soon as '
+        f'<div class="early" data-replay><p role="status">{what} is being prepared. Races can start as soon as '
         'it is ready.</p><progress max="1" aria-label="Progress of the preparation"></progress></div>'
     )
     assets.part(line, "Bass.mountEarly(element, server)", server_functions=[preparing])
