@@ -518,6 +518,16 @@ def test_the_models_own_tokens_are_told_only_where_it_adds_them(film: Page) -> N
     assert "Both hold: 2 tokens." in narrated(film, 2, lanes)
 
 
+def test_a_row_whose_guesses_all_hold_has_no_wrong_one(film: Page) -> None:
+    lanes: dict[str, Any] = {
+        "regular": [(10.0, {0: PLAIN, 1: PLAIN})],
+        "bass": [(12.0, {0: ([" a"], 1, " c"), 1: ([" a", " b"], 1, " c")})],
+    }
+    assert "Each row keeps 1. A further guess is wrong: struck, and replaced." in narrated(film, 2, lanes)
+    lanes["bass"] = [(12.0, {row: ([" a", " b"], 1, " c") for row in (0, 1)})]
+    assert "Each row keeps 1. The next guess is wrong: struck, and replaced." in narrated(film, 2, lanes)
+
+
 def test_rows_and_lengths_that_differ_are_told(film: Page) -> None:
     guess = [" a", " b"]
     lanes: dict[str, Any] = {

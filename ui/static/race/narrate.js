@@ -71,7 +71,7 @@ function outcomeOfRows(rows, written) {
     return ["some", most ? `Row ${number} keeps ${most}. The next guess is wrong: struck, and replaced.` : `The guess of row ${number} is wrong: struck.`];
   }
   if (!most) return ["none", `Every first guess is wrong: ${tokens(written)}, as in Regular, but guessing cost time.`];
-  if (most === least) return ["some", `Each row keeps ${most}. The next guess is wrong: struck, and replaced.`];
+  if (most === least) return ["some", `Each row keeps ${most}. ${rows.some(allHold) ? "A further" : "The next"} guess is wrong: struck, and replaced.`];
   const [high, low] = [most, least].map((count) => rows[counts.indexOf(count)].sequence + 1);
   return ["rows", `Row ${high} keeps ${most}, row ${low} keeps ${least || "none"}. Nobody waits for the other.`];
 }
