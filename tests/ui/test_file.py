@@ -298,6 +298,31 @@ def test_without_the_server_a_race_is_saved_as_json(page: Page, pair: ModelPair,
     page.wait_for_function("() => Bass.tape.state.recorded?.name === 'file bass-race.json'")
 
 
+# Draws a picture, and returns its texts with their right edges, for another prompt.
+DRAWN = """async (prompt) => {
+  const { prototype } = CanvasRenderingContext2D, { fillText } = prototype, drawn = [];
+  const { settings } = Bass.run().head, before = settings.prompt;
+  settings.prompt = prompt;
+  prototype.fillText = function (text, x, y, most = Infinity) {
+    drawn.push([text, x + Math.min(most, this.measureText(text).width)]);
+  };
+  await Bass.card();
+  settings.prompt = before;
+  prototype.fillText = fillText;
+  return drawn;
+}"""
+
+
+@pytest.mark.slow
+def test_no_text_of_a_picture_goes_beyond_its_edge(film: Page) -> None:
+    for prompt in ("不要改变任何内容" * 40, "x" * 500, "many words " * 50, "👩‍🚀" * 200, "a few"):
+        drawn = film.evaluate(DRAWN, prompt)
+        assert max(edge for _, edge in drawn) <= 1200
+        lines = [text for text, _ in drawn]
+        assert any(line.endswith(" …") for line in lines) == (prompt != "a few")
+        assert any(prompt[:4] in line for line in lines)
+
+
 @pytest.mark.slow
 def test_a_picture_has_the_verdict_the_machine_the_date_and_the_revision(page: Page, tmp_path: Path) -> None:
     drop(page, ROOT / "docs/race.html")

@@ -1,7 +1,7 @@
 /* A card to share: one picture of a race, drawn in the browser. card() resolves to a PNG with the verdict, each lane's
    rounds over its time, the machine, the date and the revision. A block is as wide as its round took, without the prompt,
    and as high as the tokens it wrote. */
-import { number } from "bass/page/page.js";
+import { number, bisect } from "bass/page/page.js";
 import { run, laneName, lookOf, writtenIn } from "bass/race/run.js";
 import { wear } from "bass/race/predicted.js";
 import { plots } from "bass/page/plots.js";
@@ -33,18 +33,23 @@ function blocksOf({ rounds }) {
   return { blocks, end: at };
 }
 
-/** The text cut to lines of at most `width`. The last line that fits ends with "…" if text is left. */
+/** The longest beginning of a text that is at most `width` wide, and at least one character. */
+function beginning(context, text, width) {
+  const characters = [...text], first = (count) => characters.slice(0, count).join("");
+  return first(Math.max(1, bisect(characters.length, (i) => context.measureText(first(i + 1)).width <= width)));
+}
+
+/** The text cut to lines of at most `width`, between words if possible. The last line ends with "…" if text is left. */
 function wrapped(context, text, width, count) {
-  const lines = [""];
-  for (const word of text.split(/\s+/)) {
-    const longer = `${lines.at(-1)} ${word}`.trim();
-    if (context.measureText(longer).width <= width || !lines.at(-1)) lines[lines.length - 1] = longer;
-    else if (lines.length < count) lines.push(word);
-    else {
-      lines[lines.length - 1] += " …";
-      break;
-    }
+  const lines = [];
+  let left = text.trim().replace(/\s+/g, " ");
+  while (left && lines.length < count) {
+    let line = beginning(context, left, width);
+    if (line !== left && left[line.length] !== " " && line.includes(" ")) line = line.slice(0, line.lastIndexOf(" "));
+    left = left.slice(line.length).trim();
+    lines.push(line);
   }
+  if (left) lines.push(`${beginning(context, lines.pop(), width - context.measureText(" …").width)} …`);
   return lines;
 }
 
