@@ -398,6 +398,20 @@ def test_a_touch_of_the_axis_escape_or_a_panel_ends_the_opening(context: Browser
             assert page.locator(".token.equal").count() == 0
 
 
+def test_escape_closes_an_explanation_before_it_ends_the_opening(context: BrowserContext, shelf: str) -> None:
+    with watching(context, shelf) as watch:
+        page = watch.page
+        page.goto(shelf)
+        expect(page.locator(".opening")).to_be_visible()
+        page.click("#lane-bass h2 .term")
+        expect(page.locator(":popover-open")).to_have_count(1)
+        page.keyboard.press("Escape")
+        expect(page.locator(":popover-open")).to_have_count(0)
+        expect(page.locator(".opening")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator(".opening")).to_be_hidden()
+
+
 def test_with_reduced_motion_the_end_is_shown_and_can_be_stepped(context: BrowserContext, shelf: str) -> None:
     with watching(context, shelf) as watch:
         page = watch.page

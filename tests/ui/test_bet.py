@@ -47,6 +47,41 @@ def test_a_bet_on_a_recording_is_compared_with_its_verdict(context: BrowserConte
             expect(line).to_have_text(words)
 
 
+def test_whoever_plays_a_recording_is_not_asked_any_more(context: BrowserContext, shelf: str) -> None:
+    with watched(context, f"{shelf}/?present=1") as page:
+        page.click("#run")
+        expect(page.locator(".bet")).to_be_visible()
+        page.click("[data-recording=win]")
+        expect(page.locator(".bet")).to_be_hidden()
+        for part in (".verdict", ".axis-lanes", "#lane-bass .sequence >> nth=0"):
+            expect(page.locator(part)).to_be_visible()
+
+
+def test_escape_closes_an_explanation_and_nothing_else(context: BrowserContext, shelf: str) -> None:
+    with watched(context, f"{shelf}/?present=1") as page:
+        explained = page.locator(":popover-open")
+
+        def explain() -> None:
+            page.click("#lane-bass h2 .term")
+            expect(explained).to_have_count(1)
+            page.keyboard.press("Escape")
+            expect(explained).to_have_count(0)
+
+        page.click("#run")
+        explain()
+        expect(page.locator(".bet")).to_be_visible()
+        assert page.evaluate("() => Bass.run()") is None
+        page.keyboard.press("c")
+        page.click("[data-switch=stepping]")
+        explain()
+        expect(page.locator(".step-part")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator(".step-part")).to_be_hidden()
+        page.click(".present-line")
+        explain()
+        expect(page.locator(".present-line")).to_have_attribute("aria-expanded", "true")
+
+
 def test_the_switch_asks_before_each_race(page: Page) -> None:
     fill(page, tokens=12)
     run_to_the_end(page)

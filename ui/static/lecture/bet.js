@@ -1,9 +1,9 @@
 /* "Bet first": before a race, the visitor says which lane will finish first. Afterwards a line compares that with the verdict.
    - The mode is on in presenter mode, and can be switched on and off by the switch "Bet first".
    - While it is on, Run asks the question instead of starting. A lane's button or its key (a, b, c, ...) starts the race.
-     Escape, or Run again, starts it without a bet.
+     Escape, or Run again, starts it without a bet. A touch of the race in the lanes, or of a recording, ends the question.
    - The outcome is that of the verdict's first sentence (ui/race/verdict.py), so it needs no server. */
-import { on, make, setText, busy, over, soon } from "bass/page/page.js";
+import { on, make, setText, busy, over, soon, overlaid } from "bass/page/page.js";
 import { run, lookOf } from "bass/race/run.js";
 
 const FIELDS = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role='textbox']";
@@ -42,6 +42,7 @@ class Bet {
     on("form", ({ lanes }) => (this.lanes = lanes));
     on("phase", (phase) => this.phase(phase));
     on("start", (head) => this.start(head));
+    on("touched", () => this.open && this.close());
     for (const kind of ["view", "instant"]) on(kind, () => soon(() => this.compare()));
     document.addEventListener("click", (event) => this.hold(event), true);
     document.addEventListener("keydown", (event) => this.key(event), true);
@@ -113,7 +114,7 @@ class Bet {
 
   key(event) {
     if (!this.open || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
-    if (event.target.closest?.(FIELDS)) return;
+    if (event.target.closest?.(FIELDS) || event.key === "Escape" && overlaid()) return;
     // Without the page's keys, only the question itself takes some while it has the focus (WCAG 2.1.4).
     if (new URLSearchParams(location.search).get("keys") === "off" && !this.part.contains(event.target)) return;
     const button = this.list.querySelector(`[data-key="${CSS.escape(event.key.toLowerCase())}"]`);

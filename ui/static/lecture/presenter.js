@@ -8,7 +8,7 @@
    - Before printing, the page gets the paper's width, light colours and the normal font size, and every chart is drawn at
      that width, even out of view. Afterwards everything is restored. This covers the Print buttons, the browser's own
      command and PDFs. All settings of the run are printed on top, because the form shows only some of them. */
-import { on, number, setText, make, busy } from "bass/page/page.js";
+import { on, number, setText, make, busy, overlaid } from "bass/page/page.js";
 import { run } from "bass/race/run.js";
 import { setQuery } from "bass/page/links.js";
 import { plots } from "bass/page/plots.js";
@@ -123,7 +123,7 @@ class Keys {
 
   take(event) {
     if (!this.heard(event)) return;
-    const act = event.key === "Escape" ? () => this.close() : this.box.checked && this.action(event);
+    const act = event.key === "Escape" ? !overlaid() && (() => this.close()) : this.box.checked && this.action(event);
     if (!act) return;
     event.preventDefault();
     if (!event.repeat || event.key.startsWith("Arrow")) act();

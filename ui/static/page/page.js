@@ -132,6 +132,9 @@ export function soon(draw) {
   else if (!waiting) request();
 }
 
+/** Whether Escape closes an explanation or a dialog that lies over the page, so that it means nothing else. */
+export const overlaid = () => document.querySelector(":popover-open, dialog[open]") !== null;
+
 /** Whether a race in this phase has ended. */
 export const over = (phase) => ["done", "error", "stopped"].includes(phase);
 export const busy = (phase) => phase === "waiting" || phase === "running";

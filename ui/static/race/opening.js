@@ -5,7 +5,7 @@
    - The event scene has the index of the scene, and null at the end. The event opening has whether it is
      under way, also while it waits out of sight: meanwhile the page's other parts wait.
    - scenes is {names, show(i), skip()} while the page offers its recordings, else null. */
-import { on, tell, make, busy, bisect } from "bass/page/page.js";
+import { on, tell, make, busy, bisect, overlaid } from "bass/page/page.js";
 import { tape } from "bass/race/tape.js";
 import { EPSILON } from "bass/race/times.js";
 import { markEqual } from "bass/race/lanes.js";
@@ -40,8 +40,7 @@ export class Opening {
     part.querySelector(".opening-scenes").append(...this.dots);
     part.querySelector("[data-skip]").addEventListener("click", () => this.skip());
     document.addEventListener("keydown", (event) => {
-      // In an open dialog, Escape closes that.
-      if (event.key !== "Escape" || !this.plays || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+      if (event.key !== "Escape" || !this.plays || event.defaultPrevented || overlaid()) return;
       event.preventDefault();
       this.skip();
     });

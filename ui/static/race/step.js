@@ -3,7 +3,7 @@
    A round that another rule judged is shown whole, without code. While a race runs, the page is frozen, but the race goes
    on; closing the panel shows everything that came meanwhile. Arrow keys go from line to line, and on to the next round.
    bass:pause, bass:step and bass:back on the document do the same. openRound(lane, row, step) opens the panel. */
-import { on, tell, setText, make, what } from "bass/page/page.js";
+import { on, tell, setText, make, what, overlaid } from "bass/page/page.js";
 import { run, roundsIn, offerLanes, offerRows, chance, bare, coin, quoted, parentsOf, pathOf, verdicts } from "bass/race/run.js";
 import { tape } from "bass/race/tape.js";
 import { hold, next } from "bass/race/playhead.js";
@@ -339,6 +339,7 @@ class Stepper {
     }[event.key];
     const ours = this.panel.contains(event.target) || event.target === document.body || event.target === this.button;
     if (event.defaultPrevented || !this.open || !act || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key === "Escape" && overlaid()) return;
     if (end < 0 && ["Home", "End"].includes(event.key)) return;
     event.preventDefault();
     this.pause();
