@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import CostTable
 from ui.race import how
@@ -15,6 +15,7 @@ from ui.sweep import readers
 from ui.sweep.readers import figures, template
 
 from .browser import assert_accessible, assert_fits
+from .conftest import watched
 
 # The steps on the time axis, in percent of its length, and the height of the first one.
 BARS = """() => Object.fromEntries([...document.querySelectorAll(".axis-lane")].map((lane) =>
@@ -124,3 +125,29 @@ def test_the_slider_answers_at_once_and_names_where_bass_stops_paying(opened: Pa
     assert requests == []
     assert_fits(opened, 390, 1400)
     assert_accessible(opened)
+
+
+@pytest.mark.slow
+def test_the_slider_names_the_readers_of_the_race_in_the_lanes(opened: Page) -> None:
+    slider, words = opened.get_by_role("slider", name="Readers at once"), opened.locator(".axis-readers output")
+    # While a race runs, nothing could show another number.
+    opened.evaluate("() => Bass.tell('phase', 'running')")
+    expect(slider).to_be_disabled()
+    opened.locator(".readers-curve svg").dispatch_event("pointerdown", {"clientX": 1e6, "pointerId": 1})
+    opened.evaluate("() => Bass.tell('phase', 'done')")
+    expect(slider).to_be_enabled()
+    expect(slider).to_have_value("4")
+    # More readers than the slider has.
+    opened.evaluate("() => Bass.tell('start', { ...Bass.run().head, batch_size: 20 })")
+    expect(words).to_have_text("20")
+    expect(slider).to_have_attribute("aria-valuetext", "20 readers")
+
+
+@pytest.mark.slow
+def test_without_a_race_the_slider_stays_where_it_is(context: BrowserContext, shelf: str) -> None:
+    with watched(context, shelf) as page:
+        slider = page.get_by_role("slider", name="Readers at once")
+        expect(slider).to_have_value("1")
+        page.click("[data-switch=stepping]")
+        expect(page.locator(".step-part")).to_be_visible()
+        expect(slider).to_have_value("1")

@@ -2,11 +2,11 @@
    - The figures are in data-figures (ui/sweep/readers.py): ms per step of Regular, and of BASS (tokens per step, ms per
      step), by machine, text and readers. Speculative serves one reader at a time: its steps are those of BASS with one.
      A machine "here" is the visitor's own. All are predicted. A race there is shown as a ring.
-   - The slider stands at the race's own number of readers. At another number, the time axis plays predicted steps (axis.js),
-     until the visitor goes back or touches the race.
+   - The slider stands at the race's own number of readers, and can't be moved while a race runs. At another number, the
+     time axis plays predicted steps (axis.js), until the visitor goes back or touches the race.
    - The text is the one whose drafts were accepted about as often as the race's, until the visitor chooses one.
    - BASS pays as long as its speed-up is at least PAYS. */
-import { on, tell, over, number, setText, svg, make } from "bass/page/page.js";
+import { on, tell, busy, over, number, setText, svg, make } from "bass/page/page.js";
 import { run } from "bass/race/run.js";
 import { tape } from "bass/race/tape.js";
 import { Race, sum } from "bass/race/times.js";
@@ -31,7 +31,7 @@ class Readers {
     });
     on("touched", () => this.moves || this.home());
     on("start", ({ batch_size: rows }) => this.home(rows));
-    on("phase", (phase) => over(phase) && this.raced());
+    on("phase", (phase) => this.phase(phase));
     root.querySelector(".readers-curve svg").addEventListener("pointerdown", (event) => this.point(event));
     this.draw();
   }
@@ -44,10 +44,11 @@ class Readers {
     return this.known.machines[this.chosen("machine")];
   }
 
-  /** Stand at the race's own number of readers, and let the axis show the race. */
+  /** Stand at the race's own number of readers, if there is a race, and let the axis show it. */
   home(rows = run()?.head.batch_size) {
-    this.slider.value = rows;
-    this.draw();
+    // The slider ends at the last known number, and then the words alone name the race's own.
+    if (rows) this.slider.value = rows;
+    this.draw(rows);
     if (this.shows) tell("readers", null);
     this.shows = false;
   }
@@ -94,12 +95,20 @@ class Readers {
     return race;
   }
 
+  phase(phase) {
+    this.slider.disabled = busy(phase);
+    if (!over(phase)) return;
+    this.raced();
+    // The curve may have moved the slider meanwhile.
+    if (this.shows) this.draw();
+    else this.home();
+  }
+
   /** Add the visitor's own race to the measured speed-ups of this machine. */
   raced() {
     const { here } = this.known.machines, { head, view } = run() ?? {}, speed = view?.lanes.bass?.metrics.speedup;
     if (!here || !speed || !view.done || head.clock || tape.state.recorded || head.batch_size > this.known.readers.at(-1)) return;
     this.own = [head.batch_size, speed];
-    this.draw();
   }
 
   /** The steps with this many readers: {lane: {tokens, ms, speed}}. `speed` is relative to Regular. */
@@ -116,10 +125,11 @@ class Readers {
     return stops < 0 ? counts.at(-1) : counts[stops - 1] ?? 0;
   }
 
-  draw() {
+  /** `shown` is the number of readers next to the slider. */
+  draw(shown = Number(this.slider.value)) {
     const readers = Number(this.slider.value), { last } = this;
-    this.slider.setAttribute("aria-valuetext", this.counted(readers));
-    setText(this.counter, `${readers}`);
+    this.slider.setAttribute("aria-valuetext", this.counted(shown));
+    setText(this.counter, `${shown}`);
     this.say(readers, this.steps(readers), last);
     this.curve(readers, last);
     const { machine, known } = this, text = known.texts[this.chosen("text")];
