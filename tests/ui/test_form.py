@@ -143,6 +143,11 @@ def _links(page: Page, context: BrowserContext) -> None:
     run_to_the_end(page)
     page.click("[data-take=link]")
     assert "#race?" in page.url and "seed=11" in page.url
+    # Back from a section of "How it works", the race is still there.
+    page.evaluate("() => { window.stays = true; location.hash = '#what-speedup'; }")
+    page.go_back()
+    page.wait_for_timeout(500)
+    assert page.evaluate("() => window.stays && Bass.run().done") and "#race?" in page.url
     address = page.url.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
     other = context.new_page()
     open_page(other, address)

@@ -185,8 +185,15 @@ export function restore(allowed, now) {
   });
 }
 
-// Following a link in this tab, or going back or forward, changes only the hash, so reload the page to read it.
-window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.reload());
+// Following a link in this tab, or going back or forward, changes only the hash, so reload the page to read it. Going back to
+// the settings that the page has read or written, for example from a section of "How it works", keeps the page and its race.
+let known = location.hash;
+/** Put a link's settings into the address. */
+export function keep(address) {
+  history.replaceState(null, "", address);
+  known = location.hash;
+}
+window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.hash !== known && location.reload());
 
 export function download(name, type, text) {
   const address = URL.createObjectURL(new Blob([text], { type }));

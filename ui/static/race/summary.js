@@ -3,7 +3,7 @@ import { on, number, percent, used, over, setText, tableRow, what, whole } from 
 import { run, sum, laneName } from "bass/race/run.js";
 import { laneTime, wear } from "bass/race/predicted.js";
 import { plots } from "bass/page/plots.js";
-import { copy, download, asJson, asCsv, snippet, link } from "bass/race/export.js";
+import { copy, download, asJson, asCsv, snippet, link, keep } from "bass/race/export.js";
 
 const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
@@ -157,7 +157,7 @@ class Summary {
     } else if (kind === "snippet") report(await copy(snippet()), "Code copied.");
     else if (kind === "link") {
       const address = link(run().head.settings);
-      history.replaceState(null, "", address);
+      keep(address);
       report(await copy(address), "Link copied. It is in the address bar too.");
     }
   }
