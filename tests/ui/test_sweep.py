@@ -493,6 +493,12 @@ def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
     expect(points(page, MEASURED)).to_have_count(0)
     # There is no empty chart.
     expect(page.locator(f"{MEASURED} .chart")).to_be_hidden()
+    # States that arrive after Stop don't start it again.
+    page.click("#sweep-measure")
+    page.click("#sweep-stop")
+    page.wait_for_timeout(1000)
+    expect(line(page, MEASURED)).to_have_text("Stopped.")
+    expect(page.locator("#sweep-measure")).to_be_enabled()
     page.click("#sweep-measure")
     expect(line(page, MEASURED)).to_have_text(re.compile(r"Part \d+ of 12: .+ About \d+ s left\."))
     expect(page.locator("#sweep-measure")).to_be_disabled()
@@ -532,6 +538,13 @@ def _own_prompts(page: Page) -> None:
     expect(line(page, MEASURED)).to_have_text("Stopped. The points so far are kept.")
     expect(page.locator("#sweep-measure")).to_be_enabled()
     expect(answers).to_have_count(1)
+    expect(points(page, MEASURED).first).to_contain_text("1: Hello 0")
+    page.click("#sweep-measure")
+    page.click("#sweep-stop")
+    expect(line(page, MEASURED)).to_have_text(
+        "Stopped before its first point. The points are those of the sweep before."
+    )
+    expect(page.locator("#sweep-measure")).to_be_enabled()
     expect(points(page, MEASURED).first).to_contain_text("1: Hello 0")
 
 

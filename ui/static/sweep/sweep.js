@@ -29,7 +29,8 @@ const FIELDS = [
   "batch", "draft_length", "speedup", "error", "against", "ms_per_token", "regular_ms_per_token", "tokens", "acceptance", "rounds",
   "prompt",
 ];
-const PHASES = { waiting: "Waiting for the device…", stopped: "Stopped. The points so far are kept.", done: "Done." };
+const PHASES = { waiting: "Waiting for the device…", done: "Done." };
+const KEPT = "Stopped. The points so far are kept.", OLDER = "Stopped before its first point. The points are those of the sweep before.";
 
 const seconds = (value) => (value < 90 ? `${number(Math.ceil(value), 0)} s` : `${number(Math.ceil(value / 60), 0)} min`);
 
@@ -169,7 +170,8 @@ class Figure {
     this.line = root.querySelector(".sweep-line");
     this.bar = root.querySelector(".sweep-bar");
     this.sweep = null;
-    this.run = null;
+    // The newest sweep, and the one whose points are shown.
+    this.run = this.shown = null;
     this.phase = "ready";
     root.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
     plots.onTheme(() => this.draw());
@@ -181,17 +183,24 @@ class Figure {
     new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
   }
 
+  /** The words for Stop. Points of an earlier sweep stay until there are newer ones. */
+  get stopped() {
+    if (!this.sweep?.points.length) return "Stopped.";
+    return this.shown === this.run ? KEPT : OLDER;
+  }
+
   /** Show the phase. `waiting` and `stopped` come from the page's own buttons. */
   show(phase, message = "") {
     this.phase = phase;
     this.line.dataset.phase = phase === "lost" ? "error" : phase;
-    setText(this.line, message || PHASES[phase] || "");
+    if (phase === "waiting") this.run = null;
+    setText(this.line, message || (phase === "stopped" ? this.stopped : PHASES[phase]) || "");
     if (phase !== "running") this.bar.hidden = true;
   }
 
   receive(state) {
     // After Stop, values that the server sent earlier may still arrive.
-    if (this.phase === "stopped" && state.run === this.run) return;
+    if (this.phase === "stopped") return;
     if (state.phase === "lost" && !busy(this.phase)) return;
     this.run = state.run;
     const { sweep } = state, progress = sweep?.progress;
@@ -200,6 +209,7 @@ class Figure {
     if (progress) this.bar.value = progress.done / progress.races;
     if (!sweep || (!sweep.points.length && this.sweep)) return;
     this.sweep = sweep;
+    if (sweep.points.length) this.shown = state.run;
     this.table();
     this.draw();
   }
