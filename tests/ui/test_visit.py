@@ -250,6 +250,15 @@ def _exports(page: Page, final: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_a_race_that_is_stopped_at_once_is_no_error(page: Page) -> None:
+    page.click("#run")
+    page.click("#stop")
+    page.wait_for_timeout(1000)
+    expect(page.locator("#status-line .message")).to_have_text("Stopped.")
+    assert page.locator("#status-line").inner_text().strip() == "Stopped."
+
+
+@pytest.mark.slow
 def test_stop_ends_the_race_and_keeps_and_compares_its_texts(page: Page) -> None:
     fill(page, batch=8, tokens=1024, temperature=0)
     page.click("#run")
