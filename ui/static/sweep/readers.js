@@ -68,7 +68,7 @@ class Readers {
     this.choose();
     this.draw();
     // A race of the visitor's own is being drawn.
-    if (!tape.race || !recorded && !ended) return;
+    if (!tape.race || this.slider.disabled || !recorded && !ended) return;
     this.moves = true;
     tell("touched");
     this.moves = false;
