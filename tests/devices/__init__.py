@@ -10,6 +10,7 @@ import the fixture `accelerator`: `from tests.devices.conftest import accelerato
     transfers.py  copies from and to the host     streams.py  streams and events
     capture.py    graphs, as tapes                memory.py   allocated, cached and freed memory
     ledger.py     counters for tests to read      runtime.py  torch.emul, and `restore()` before each test
+    fused.py      the hash of random numbers as one operator, for tests that need it often
 
 It cannot detect problems of:
 - CUDA, Triton or NVML themselves: `why_unavailable` sends every part to torch, so no kernel runs;

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +44,13 @@ class Recorded:
     """A call of an operator, with CPU tensors in place of the device's, and the tensors for its results."""
 
     operator: Callable[..., Any]
-    args: tuple[Any, ...]
+    args: Sequence[Any]
     named: dict[str, Any]
     results: list[Tensor]
 
     def run(self) -> None:
-        fresh = [out for out in tree_leaves(self.operator(*self.args, **self.named)) if isinstance(out, Tensor)]
+        out = self.operator(*self.args, **self.named)
+        fresh = [out] if isinstance(out, Tensor) else [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         for old, new in zip(self.results, fresh, strict=True):
             # Views and in-place results already share the recorded memory.
             if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
@@ -105,7 +106,10 @@ def poison(tensors: list[Tensor]) -> None:
 
 
 def of(key: order.Key) -> Capture | None:
-    return next((capture for capture in order.captures if capture.key == key), None)
+    for capture in order.captures:
+        if capture.key == key:
+            return capture
+    return None
 
 
 def is_current_stream_capturing() -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from . import capture, memory, order, runtime, streams
-from .memory import is_emulated, memory_of, raw_of
+from .memory import is_emulated, memory_of
 from .order import TYPE
 from .transfers import copy, host_reads
 
@@ -32,6 +32,8 @@ _READS = {
 }  # fmt: skip
 # Operators whose indices may be tensors on the host, and whose masks make the host wait for their number of ones.
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+# Types of arguments that have no tensors.
+_PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.layout, torch.memory_format}
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "dropout")
 
 
@@ -45,15 +47,25 @@ class _Shell(torch.Tensor):
         raise AssertionError("a shell is never used")
 
 
+@cache
+def _blank(dtype: torch.dtype, device: int) -> Tensor:
+    """Return an empty plain tensor of the device, whose `.data` are new ones."""
+    with torch._C._DisableTorchDispatch():
+        place = torch.device(TYPE, device)
+        return torch.Tensor._make_wrapper_subclass(_Shell, (0,), dtype=dtype, device=place).data
+
+
 def wrap(raw: Tensor, device: int) -> Tensor:
-    """Return a tensor of the device that uses the memory of `raw`, a CPU tensor that fills its storage."""
-    place, cpu_storage = torch.device(TYPE, device), raw.untyped_storage()
-    storage = torch._C._construct_storage_from_data_pointer(cpu_storage.data_ptr(), place, cpu_storage.nbytes())
-    # Leave inference mode, because torch requires plain tensors for a view of a plain tensor.
-    with torch._C._InferenceMode(False), torch._C._DisableTorchDispatch():
-        tensor: Tensor = torch.Tensor._make_wrapper_subclass(_Shell, (0,), dtype=raw.dtype, device=place).data
-        _SET.redispatch(_ON_CPU, tensor, storage, 0, raw.size(), raw.stride())
-    tape = capture.of(streams.current_stream(device).key)
+    """Return a tensor of the device that uses the memory of `raw`, a CPU tensor that fills its storage.
+
+    Call it outside inference mode, because torch requires plain tensors for a view of a plain tensor.
+    """
+    blank, cpu_storage = _blank(raw.dtype, device), raw.untyped_storage()
+    address, nbytes = cpu_storage.data_ptr(), cpu_storage.nbytes()
+    storage = torch._C._construct_storage_from_data_pointer(address, blank.device, nbytes)
+    tensor = blank.data
+    _SET.redispatch(_ON_CPU, tensor, storage, 0, raw.size(), raw.stride())
+    tape = capture.of(streams.current_key(device))
     allocated = memory.Memory(cpu_storage, device, None if tape is None else tape.pool)
     memory.attach(tensor, allocated)
     if tape is not None:
@@ -63,15 +75,9 @@ def wrap(raw: Tensor, device: int) -> Tensor:
 
 
 def _run(op: Any, *args: Any, **named: Any) -> Any:
-    with order.lock, torch._C._InferenceMode(False), torch.no_grad():
+    with order.lock, torch._C._InferenceMode(False):
+        torch._C._set_grad_enabled(False)  # until the guard above restores the mode
         return _Call(op, args, named).result()
-
-
-def _each(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` in lists, tuples and dicts; torch's tree_map costs more than most operators here."""
-    if isinstance(x, list | tuple):
-        return type(x)(_each(item, change) for item in x)
-    return {name: _each(item, change) for name, item in x.items()} if isinstance(x, dict) else change(x)
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
@@ -83,133 +89,180 @@ def _leaves(values: Iterable[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Schema:
-    """An operator's name, its arguments, and which of them are tensors or are written."""
+    """Facts about an operator.
+
+    Attributes:
+        name: For example "aten::add".
+        tensors: Positions of the tensors, for which a caller may pass a number.
+        written: (position, name) of each argument that is written.
+        empty: Whether it makes memory that nothing has written.
+        random: Whether it draws random numbers.
+    """
 
     name: str
-    arguments: tuple[str, ...]
-    tensors: frozenset[str]
-    written: tuple[str, ...]
+    tensors: tuple[int, ...]
+    written: tuple[tuple[int, str], ...]
+    empty: bool
+    random: bool
 
 
 @cache
 def _schema_of(op: Any) -> _Schema:
-    specs = op._schema.arguments
+    name, specs = op._schema.name, op._schema.arguments
     return _Schema(
-        op._schema.name,
-        tuple(spec.name for spec in specs),
-        frozenset(spec.name for spec in specs if "Tensor" in str(spec.type)),
-        tuple(spec.name for spec in specs if spec.alias_info is not None and spec.alias_info.is_write),
+        name,
+        tuple(i for i, spec in enumerate(specs) if "Tensor" in str(spec.type)),
+        tuple(
+            (i, spec.name)
+            for i, spec in enumerate(specs)
+            if spec.alias_info is not None and spec.alias_info.is_write
+        ),
+        name.startswith("aten::empty"),
+        any(word in name for word in _RANDOM),
     )
 
 
 class _Call:
+    """One call of an operator. Every operator of every test passes here, so each argument is looked at once."""
+
     def __init__(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.op, self.args, self.named = op, args, named
         self.schema = _schema_of(op)
-        self.name = self.schema.name
-        self.leaves = _leaves((*args, *named.values()))
-        self.tensors = [t for t in self.leaves if isinstance(t, Tensor)]
-        self.emulated = [t for t in self.tensors if is_emulated(t)]
+        # The call's tensors of the device, their CPU tensors by id, and their memories by id.
+        self.emulated: list[Tensor] = []
+        self.raws: dict[int, Tensor] = {}
+        self.reads: dict[int, memory.Memory] = {}
+        self.cpu_tensors: list[Tensor] = []
+        self.place: torch.device | None = None
+        self.raw_args = [self._to_cpu(x) for x in args]
+        self.raw_named = {name: self._to_cpu(x) for name, x in named.items()}
         self.device = self._device()
-        self.key = streams.current_stream(self.device).key
+        self.key = streams.current_key(self.device)
         self.capture = capture.of(self.key)
+        # The results' memories by id, and CPU tensors of the same memory.
+        self.result_memories: dict[int, memory.Memory] = {}
+        self.results: list[Tensor] = []
+
+    def _to_cpu(self, x: Any) -> Any:
+        """Return an argument for the CPU's operator, and note its tensors and its device."""
+        if type(x) in _PLAIN:
+            return x
+        if isinstance(x, Tensor):
+            if not is_emulated(x):
+                self.cpu_tensors.append(x)
+                return x
+            raw = self.raws.get(id(x))
+            if raw is None:
+                used = memory_of(x)
+                self.raws[id(x)] = raw = used.view(x)
+                self.reads[id(used)] = used
+                self.emulated.append(x)
+            return raw
+        if isinstance(x, (list, tuple)):
+            return type(x)([self._to_cpu(item) for item in x])
+        if isinstance(x, torch.device):
+            self.place = x if self.place is None else self.place
+            return CPU if x.type == TYPE else x
+        return x
 
     def _device(self) -> int:
-        devices = {t.device.index for t in self.emulated}
+        devices = {t.get_device() for t in self.emulated}
+        if len(devices) > 1 or (devices and self.cpu_tensors):
+            self._refuse_mixed(devices)
+        return devices.pop() if devices else order.index_of(self.place)
+
+    def _refuse_mixed(self, devices: set[int]) -> None:
         # As on a GPU, scalars and the indices of a tensor may be on the CPU.
-        indices = _leaves(self.args[1]) if self.name in _INDEXED else []
-        cpu_tensors = [t for t in self.tensors if not is_emulated(t) and t.dim() > 0]
-        if len(devices) > 1 or (devices and any(all(t is not i for i in indices) for t in cpu_tensors)):
-            shown = [f"{tuple(t.shape)} on {t.device}" for t in self.tensors]
-            raise RuntimeError(f"devices mixed in {self.name}: {', '.join(shown)}")
-        if devices:
-            return int(devices.pop())
-        named = [x for x in self.leaves if isinstance(x, torch.device)]
-        return order.index_of(named[0] if named else None)
+        indices = _leaves(self.args[1]) if self.schema.name in _INDEXED else []
+        mixed = [t for t in self.cpu_tensors if t.dim() > 0 and all(t is not i for i in indices)]
+        if len(devices) > 1 or mixed:
+            tensors = [t for t in _leaves((*self.args, *self.named.values())) if isinstance(t, Tensor)]
+            shown = [f"{tuple(t.shape)} on {t.device}" for t in tensors]
+            raise RuntimeError(f"devices mixed in {self.schema.name}: {', '.join(shown)}")
 
     def result(self) -> Any:
         reads = self._reads_on_host()
         if reads:
-            host_reads(self.name, self.device)
-        if order.captures and self.capture is None and any(word in self.name for word in _RANDOM):
+            host_reads(self.schema.name, self.device)
+        if self.schema.random and order.captures and self.capture is None:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
-        raws = {id(t): raw_of(t) for t in self.emulated}
-        args, named = _each((self.args, self.named), lambda x: self._to_cpu(x, raws))
-        args = tuple(
-            torch.tensor(value) if isinstance(value, bool | int | float) and name in self.schema.tensors else value
-            for value, name in zip(args, self.schema.arguments, strict=False)
-        )
+        args = self.raw_args
+        for i in self.schema.tensors:
+            if i < len(args) and isinstance(args[i], (bool, int, float)):
+                args[i] = torch.tensor(args[i])
         written = self._written()
         if self.capture is not None:
             for target in written:
                 self.capture.will_write(memory_of(target))
-        out = self.op(*args, **named)
-        self._follow_resized(raws)
-        shown = _each(out, lambda x: self._to_emulated(x, raws))
-        self._record(args, named, written, shown)
+        out = self.op(*args, **self.raw_named)
+        self._follow_resized(written)
+        shown = self._to_emulated(out)
+        self._record(written)
         if reads:
             order.host_waits(order.queue(self.key).clock)
         return shown
 
     def _reads_on_host(self) -> bool:
-        if self.name in _READS:
+        if self.schema.name in _READS:
             return True
-        if self.name not in _INDEXED or self.name == "aten::index":
+        if self.schema.name not in _INDEXED or self.schema.name == "aten::index":
             return False
         masks = [t for t in _leaves(self.args[1]) if is_emulated(t) and t.dtype in (torch.bool, torch.uint8)]
         # Writing one value under a single mask is a masked fill, which needs no count.
         fills = self.args[2].numel() == 1 and len(masks) == 1
         return bool(masks) and not fills
 
-    def _to_cpu(self, x: Any, raws: dict[int, Tensor]) -> Any:
-        if isinstance(x, torch.device) and x.type == TYPE:
-            return CPU
-        return raws.get(id(x), x) if isinstance(x, Tensor) else x
-
     def _written(self) -> list[Tensor]:
-        if not self.schema.written:
-            return []
-        arguments = dict(zip(self.schema.arguments, self.args, strict=False)) | self.named
-        return [t for t in _leaves([arguments.get(name) for name in self.schema.written]) if is_emulated(t)]
+        places = self.schema.written
+        values = [self.args[i] if i < len(self.args) else self.named.get(name) for i, name in places]
+        return [t for t in _leaves(values) if is_emulated(t)]
 
-    def _follow_resized(self, raws: dict[int, Tensor]) -> None:
+    def _follow_resized(self, written: list[Tensor]) -> None:
         """If the operator resized an `out` argument, give the device tensor the new size too."""
-        for x in self._written():
-            raw = raws[id(x)]
+        for x in written:
+            raw = self.raws[id(x)]
             if raw.size() != x.size() or raw.stride() != x.stride():
-                raws[id(x)] = raw = raw.clone(memory_format=torch.preserve_format)
+                self.raws[id(x)] = raw = raw.clone(memory_format=torch.preserve_format)
                 x.data = wrap(raw, self.device)
 
-    def _to_emulated(self, out: Any, raws: dict[int, Tensor]) -> Any:
+    def _to_emulated(self, out: Any) -> Any:
         """Return a result as a tensor of the device: an argument, a view of one, or a new tensor."""
+        if isinstance(out, (list, tuple)):
+            return type(out)([self._to_emulated(item) for item in out])
         if not isinstance(out, Tensor):
             return out
+        shown, out = self._shown(out)
+        self.results.append(out)
+        used = memory_of(shown)
+        self.result_memories[id(used)] = used
+        return shown
+
+    def _shown(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a result as a tensor of the device, and as a CPU tensor of the same memory."""
         address = out.untyped_storage()._cdata
         for x in self.emulated:
-            raw = raws[id(x)]
+            raw = self.raws[id(x)]
             if raw is out:
-                return x
+                return x, raw
             if raw.untyped_storage()._cdata == address and raw.dtype == out.dtype:
-                return _as_strided(x, out.size(), out.stride(), out.storage_offset())
+                return _as_strided(x, out.size(), out.stride(), out.storage_offset()), out
         whole = out.storage_offset() == 0 and out.untyped_storage().nbytes() == out.numel() * out.itemsize
-        return wrap(out if whole else out.clone(), self.device)
+        fresh = out if whole else out.clone()
+        return wrap(fresh, self.device), fresh
 
-    def _record(self, args: tuple[Any, ...], named: dict[str, Any], written: list[Tensor], shown: Any) -> None:
+    def _record(self, written: list[Tensor]) -> None:
         """Record that the operator ran on its stream, or add it to the tape of a capture."""
-        results = [t for t in _leaves((shown,)) if is_emulated(t)]
-        reads = {id(m): m for m in map(memory_of, self.emulated)}
         writes = {id(m): m for m in map(memory_of, written)}
         # Making empty memory is not a write: a replay that reads such memory before it is written gets NaN.
-        empty = self.name.startswith("aten::empty")
-        if not empty:
-            writes |= {id(m): m for m in map(memory_of, results) if id(m) not in reads}
+        if not self.schema.empty:
+            writes |= {number: m for number, m in self.result_memories.items() if number not in self.reads}
         if self.capture is None:
-            order.touch(self.key, reads.values(), writes.values(), self.name)
+            order.touch(self.key, self.reads.values(), writes.values(), self.schema.name)
             return
-        for source in reads.values():
+        for source in self.reads.values():
             self.capture.will_read(source)
-        if not empty:
-            self.capture.tape.append(capture.Recorded(self.op, args, named, [raw_of(t) for t in results]))
+        if not self.schema.empty:
+            self.capture.tape.append(capture.Recorded(self.op, self.raw_args, self.raw_named, self.results))
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:

@@ -19,6 +19,8 @@ from .order import TYPE
 total_bytes = 4 << 30
 _allocated = [0] * order.DEVICES
 _cached = [0] * order.DEVICES
+# Bytes that the pools of graphs reserve.
+_reserved = [0] * order.DEVICES
 # For each pool of a device's graphs: reserved bytes, and the bytes that tensors use.
 _pools: dict[tuple[int, Any], list[int]] = {}
 # Set by a capture that failed to end: torch's allocator then refuses to free memory.
@@ -33,9 +35,15 @@ class Memory:
     def __init__(self, storage: torch.UntypedStorage, device: int, pool: Any = None) -> None:
         self.storage, self.device, self.pool = storage, device, pool
         self.nbytes = storage.nbytes()
+        self.watch: weakref.ref[Any] | None = None
         self.writer: tuple[order.Key, int] | None = None
         self.readers: dict[order.Key, int] = {}
         _take(device, self.nbytes, pool)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return a CPU tensor like `tensor`, which uses this memory."""
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(self.storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def free(self) -> None:
         if self.pool is None:
@@ -45,7 +53,7 @@ class Memory:
 
 
 def _take(device: int, nbytes: int, pool: Any) -> None:
-    taken = _allocated[device] + sum(reserved for reserved, _ in _pools_of(device).values())
+    taken = _allocated[device] + _reserved[device]
     if taken + nbytes > total_bytes:
         raise torch.OutOfMemoryError(
             f"emul out of memory. Tried to allocate {nbytes} bytes of {total_bytes}; {taken} are taken."
@@ -53,20 +61,18 @@ def _take(device: int, nbytes: int, pool: Any) -> None:
     if pool is not None:
         counts = _pools.setdefault((device, pool), [0, 0])
         counts[:] = counts[0] + nbytes, counts[1] + nbytes
+        _reserved[device] += nbytes
         return
     _allocated[device] += nbytes
     _cached[device] = max(_cached[device], _allocated[device])
 
 
-def _pools_of(device: int) -> dict[Any, list[int]]:
-    return {pool: counts for (number, pool), counts in _pools.items() if number == device}
-
-
 def attach(tensor: Tensor, memory: Memory) -> None:
     """Let a new tensor of the device use this memory."""
     storage = tensor.untyped_storage()
-    _memories[storage._cdata] = memory
-    weakref.finalize(storage, _forget, storage._cdata).atexit = False
+    address = storage._cdata
+    memory.watch = weakref.ref(storage, lambda _: _forget(address))
+    _memories[address] = memory
 
 
 def _forget(address: int) -> None:
@@ -85,23 +91,24 @@ def raw_of(x: Any) -> Any:
     """Return the CPU tensor that shares the memory of a tensor of the device; return anything else unchanged."""
     if not is_emulated(x):
         return x
-    return torch.empty(0, dtype=x.dtype).set_(memory_of(x).storage, x.storage_offset(), x.size(), x.stride())
+    return memory_of(x).view(x)
 
 
 def give_back(device: int, pool: Any, nbytes: int) -> None:
     """Give the bytes of a deleted graph back to the device: the graph's pool no longer reserves them."""
     _pools[device, pool][0] -= nbytes
+    _reserved[device] -= nbytes
 
 
 def memory_allocated(device: Any = None) -> int:
     number = order.index_of(device)
-    return _allocated[number] + sum(used for _, used in _pools_of(number).values())
+    return _allocated[number] + sum(used for (owner, _), (_, used) in _pools.items() if owner == number)
 
 
 def memory_reserved(device: Any = None) -> int:
     """Return the bytes taken from the device: used by tensors, cached after they were freed, or held by graphs."""
     number = order.index_of(device)
-    return _cached[number] + sum(reserved for reserved, _ in _pools_of(number).values())
+    return _cached[number] + _reserved[number]
 
 
 def memory_snapshot() -> list[dict[str, Any]]:

@@ -50,11 +50,13 @@ class Queue:
         clock: For each stream, the newest tick that is certain to be over before this stream's next work.
         ms: Emulated milliseconds of the work.
         arriving: (tick, copy) of copies to the host that have not arrived.
+        waits: The host's number of waits when `clock` was last extended by them.
     """
 
     clock: Clock = field(default_factory=dict)
     ms: float = 0.0
     arriving: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    waits: int = 0
 
 
 lock = threading.RLock()
@@ -62,6 +64,7 @@ captures: list[Underway] = []
 sync_debug_mode = 0
 _queues: dict[Key, Queue] = {}
 host: Clock = {}
+_host_waited = 0
 local = threading.local()
 
 
@@ -101,7 +104,9 @@ def device(device: Any) -> Iterator[None]:
 
 
 def queue(key: Key) -> Queue:
-    return _queues.setdefault(key, Queue(clock={key: 0}))
+    if key not in _queues:
+        _queues[key] = Queue(clock={key: 0})
+    return _queues[key]
 
 
 def forbid(what: str, key: Key | None = None) -> None:
@@ -121,6 +126,8 @@ def check_synchronising(what: str) -> None:
 
 def host_waits(clock: Clock) -> None:
     """Record that the host waited for all work up to `clock`: its copies arrive, and later work comes after it."""
+    global _host_waited
+    _host_waited += 1
     for key, tick in clock.items():
         host[key] = max(tick, host.get(key, 0))
         stream_queue = queue(key)
@@ -135,10 +142,17 @@ def follows(clock: Clock, other: Clock) -> None:
         clock[key] = max(tick, clock.get(key, 0))
 
 
+def after_host(stream_queue: Queue) -> None:
+    """Order a stream's next work after all that the host has waited for."""
+    if stream_queue.waits != _host_waited:
+        follows(stream_queue.clock, host)
+        stream_queue.waits = _host_waited
+
+
 def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operator: str) -> int:
     """Run an operator on a stream: record races with unordered earlier work, and return the operator's tick."""
     stream_queue = queue(key)
-    follows(stream_queue.clock, host)
+    after_host(stream_queue)
     stream_queue.clock[key] += 1
     stream_queue.ms += OP_MS
     tick, written = stream_queue.clock[key], list(writes)

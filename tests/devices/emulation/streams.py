@@ -75,6 +75,12 @@ def current_stream(device: Any = None) -> Stream:
     return chosen.get(number) or default_stream(number)
 
 
+def current_key(number: int) -> order.Key:
+    """Return `current_stream(number).key`, which every operator needs."""
+    chosen: dict[int, Stream] = getattr(order.local, "streams", {})
+    return chosen[number].key if number in chosen else (number, 0)
+
+
 def set_stream(stream: Stream) -> None:
     order.local.device = stream.key[0]
     order.local.streams = {**getattr(order.local, "streams", {}), stream.key[0]: stream}
@@ -113,7 +119,7 @@ class Event:
             raise RuntimeError(f"Event device {self.key[0]} does not match recording stream's {stream.key[0]}.")
         with order.lock:
             stream_queue = order.queue(stream.key)
-            order.follows(stream_queue.clock, order.host)
+            order.after_host(stream_queue)
             stream_queue.clock[stream.key] += 1
             self.key, self.clock, self.ms = stream.key, dict(stream_queue.clock), stream_queue.ms
 
