@@ -34,7 +34,8 @@ class Launch:
     def name(self) -> str:
         """Return the name of the compiled variant, which all launches that run the same code share."""
         named_arguments = zip(self.arguments, self.kernel.arg_names, strict=False)
-        types = [_type(value, name not in _unspecialised(self.kernel)) for value, name in named_arguments]
+        unspecialised = _unspecialised(self.kernel)
+        types = [_type(value, name not in unspecialised) for value, name in named_arguments]
         options = [f"{name}={value}" for name, value in sorted(self.options.items())]
         return f"{self.kernel.__name__} {','.join(types)} {' '.join(options)}"
 

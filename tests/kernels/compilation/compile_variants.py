@@ -1,8 +1,8 @@
 """`python -m tests.kernels.compilation.compile_variants --capability 75 80`: compile every launch without a GPU.
 
 kernels/triton/needed.py lists the launches for the shapes of people.py: about 1100, each of which takes one core
-a second. They compile in processes that may die, as at a start (bass_core/machine/gpu_kernels.py).
-TRITON_INTERPRET must be unset.
+a second. They compile in processes that may die, as at a start (bass_core/machine/gpu_kernels.py), or with --here
+in this one, which saves the start of two processes per capability. TRITON_INTERPRET must be unset.
 
 Each launch and capability prints a JSON line, {"kernel", "variant", "capability", "registers", "local", "spills",
 "set_aside", "shared", "shared_limit", "in_order"} or {"kernel", "variant", "capability", "error"}. "spills" counts
@@ -25,8 +25,6 @@ from typing import Any
 
 import triton
 
-from bass_core.machine import gpu_kernels
-from bench.report.report import CPU, claim, document
 from kernels.shapes import CAPABILITIES, Card
 from kernels.triton import ahead
 from kernels.triton.launch import Launch
@@ -100,18 +98,27 @@ def in_order(ptx: str) -> bool:
     return all("gpu.acq_rel" in accesses[i] and accesses[i + 1] == "bar.sync" for i in counted)
 
 
-def rows_of(card: Card, one_in: int) -> Iterator[dict[str, Any]]:
-    """Yield the line of each launch: its error or its resources."""
-    chosen = sample(card, one_in)
+def compile_in_processes(card: Card, chosen: list[Launch]) -> dict[str, str]:
+    """Compile into Triton's cache, and return the errors by the launches' names."""
+    from bass_core.machine import gpu_kernels  # takes three seconds
+
     of = "tests.kernels.compilation.people:launches"
     failed = gpu_kernels.compile_all(card, SHAPES, of, [launch.name for launch in chosen])
     if failed is None:
         raise SystemExit("No process could compile: see the log.")
+    return failed
+
+
+def rows_of(card: Card, one_in: int, here: bool) -> Iterator[dict[str, Any]]:
+    """Yield the line of each launch: its error or its resources."""
+    chosen = sample(card, one_in)
+    failed = {} if here else compile_in_processes(card, chosen)
     ahead.aim_at(card)
     for launch in chosen:
         row = {"kernel": launch.kernel.__name__, "variant": launch.name, "capability": card.capability}
-        if launch.name in failed:
-            yield row | {"error": failed[launch.name]}
+        error = ahead.compile_one(launch)[0] if here else failed.get(launch.name)
+        if error is not None:
+            yield row | {"error": error}
             continue
         compiled = launch.compile()  # from Triton's cache
         used = {"shared": compiled.metadata.shared, "shared_limit": card.shared}
@@ -143,6 +150,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Write the document of the launches compiled so far."""
+    from bench.report.report import CPU, claim, document  # takes three seconds
+
     options.seed, options.quick = 0, False
     share = 1 - sum(map(faulty, rows)) / len(rows)
     claims = [claim("launches that compile and do not spill", share, "1", share == 1)]
@@ -160,11 +169,14 @@ def main() -> int:
     parser.add_argument(
         "--one-in", type=int, default=1, metavar="N", help="compile only every Nth launch, and each kernel once"
     )
+    parser.add_argument(
+        "--here", action="store_true", help="compile in this process, which ends if the compiler dies"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a document of bench/results")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for capability in options.capability:
-        for row in rows_of(Card.of_capability(capability), options.one_in):
+        for row in rows_of(Card.of_capability(capability), options.one_in, options.here):
             rows.append(row)
             print(json.dumps(row), flush=True)
             if faulty(row):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import cache
 
 from kernels.shapes import Card, Shape
 from kernels.triton import needed
@@ -53,10 +54,11 @@ def launches(shape: Shape, card: Card) -> list[Launch]:
     return [
         launch
         for launch in listed
-        if re.search(only, launch.name) and not (spills and "BLOCK_N" in launch.options)
+        if (not only or re.search(only, launch.name)) and not (spills and "BLOCK_N" in launch.options)
     ]
 
 
+@cache
 def all_launches(card: Card) -> list[Launch]:
-    """Return every launch for a card, without duplicates."""
+    """Return every launch for a card, without duplicates. A thousand meta tensors and names take a second."""
     return list({launch.name: launch for shape in SHAPES for launch in launches(shape, card)}.values())
