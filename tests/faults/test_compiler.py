@@ -42,6 +42,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "left_out", set())
 
 
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile in one process at a time: each takes three seconds of CPU to start."""
+    monkeypatch.setattr(gpu_kernels, "MAX_PROCESSES", 1)
+
+
 def compiled(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("triton/*/*.cubin"))
 
@@ -75,6 +81,7 @@ def test_the_page_runs_although_the_compiler_dies(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_a_second_start_leaves_out_the_same_kernels_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_kernels.leave_out(CARD, [SHAPE], DYING)
     left_out, launch.left_out = launch.left_out, set()
@@ -89,6 +96,7 @@ def test_a_second_start_leaves_out_the_same_kernels_without_compiling(monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
 def test_wide_tiles_of_trees_kill_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.7.1, unpatched, dies of tiles that this project used before."""
@@ -107,6 +115,7 @@ def test_a_compiler_that_cannot_start_leaves_no_kernel_out(caplog: pytest.LogCap
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_a_hanging_compiler_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """If only Triton were ended, ptxas would keep the pipe open, and the start would wait for it."""
     monkeypatch.setattr(gpu_kernels, "PATIENCE_S", 20.0)
@@ -117,6 +126,7 @@ def test_a_hanging_compiler_is_ended_with_its_children(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_temporary_failures_are_left_out_once_and_not_saved(tmp_path: Path) -> None:
     gpu_kernels.leave_out(CARD, [SHAPE], "tests.kernels.compilation.dying:passing")
     assert sorted(name.split()[0] for name in launch.left_out) == ["fills", "is_killed"]
