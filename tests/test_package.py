@@ -240,15 +240,13 @@ def test_the_installed_commands_work(wheel: Path, tmp_path: Path) -> None:
         "--python",
         bin_folder / "python",
     )
-    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    run(*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel, cwd=tmp_path)
     # --system-site-packages would show the packages of the base Python, not of this environment.
     (packages / "shared.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")))
     pair = ("--pair", target, "--draft", draft, "--device", "cpu", "--dtype", "float32")
     by_command = run(bin_folder / "bass", "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
     assert by_command.stdout.strip() and "acceptance rate" in by_command.stderr
     by_module = (bin_folder / "python", "-m", "bass_core")
-    same = run(*by_module, "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
-    assert same.stdout == by_command.stdout
     table = run(*by_module, "race", "Hello", *pair, "-n", "2", "--max-new-tokens", "8", cwd=tmp_path).stdout
     assert [line.split()[0] for line in table.splitlines()] == ["lane", "regular", "speculative", "bass"]
     assert "--root-path" in run(bin_folder / "bass", "serve", "--help", cwd=tmp_path).stdout
